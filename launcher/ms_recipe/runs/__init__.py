@@ -1,0 +1,1 @@
+"""Runs: their folders and records, proofs of completion, resume, locks, the sequence of stages, prompts."""

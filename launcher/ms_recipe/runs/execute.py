@@ -1,0 +1,431 @@
+"""One stage of a run on its nodes: the job, its supervision, its record, and the proof that it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ms_recipe import backends
+from ms_recipe.cluster.failure import Failure
+from ms_recipe.cluster.hosts import Host
+from ms_recipe.cluster.job import Job, Node, make_nodes
+from ms_recipe.cluster.supervise import Outcome, run_supervised
+from ms_recipe.errors import CheckError, MsRecipeError, Problem, StageError
+from ms_recipe.formats import mcore
+from ms_recipe.logs import rules
+from ms_recipe.logs.diagnose import diagnose
+from ms_recipe.render import Rendered
+from ms_recipe.runs import checkpoints, lock, outputs, prompts, proofs
+from ms_recipe.runs.folder import RunFolder, State, this_process
+from ms_recipe.runs.progress import Progress
+from ms_recipe.runs.request import Request, make_launcher, master_address
+from ms_recipe.runs.targets import TRAINING, Target, inputs, promote, target
+from ms_recipe.upstream import load_pin
+
+SAVED = "successfully saved checkpoint from iteration"
+
+
+class Interrupted(Exception):
+    """The run was stopped by a signal; ``unverified`` names hosts where it is not known that nothing is left."""
+
+    def __init__(self, unverified: list[str]) -> None:
+        super().__init__("interrupted")
+        self.unverified = unverified
+
+
+@dataclass
+class _Watch:
+    """What a stage printed: kept for its proof (generate), its reason, and the pruning of checkpoints."""
+
+    run: RunFolder
+    progress: Progress
+    save: str | None = None
+    keep: int | None = None
+    protect: list[int] = field(default_factory=list)
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=400))
+    text: list[str] = field(default_factory=list)
+    keep_text: bool = False
+    pruning: list[threading.Thread] = field(default_factory=list)
+
+    def event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "line":
+            line = str(event["line"])
+            self.run.log(event["node"], event["host"], line + "\n")
+            self.tail.append(line)
+            if self.keep_text and event["node"] == 0:
+                self.text.append(line)
+            self.progress.line(line)
+            if SAVED in line:
+                self.saved(line)
+            return
+        self.run.event(event.pop("event"), **event)
+
+    def saved(self, line: str) -> None:
+        words = line.split(SAVED, 1)[1].split()
+        if self.save and self.keep and words and words[0].isdigit():
+            # Not here: removing terabytes takes long, and the nodes wait for heartbeats meanwhile.
+            thread = threading.Thread(target=self._prune, args=(self.save, self.keep, int(words[0])), daemon=True)
+            self.pruning.append(thread)
+            thread.start()
+
+    def _prune(self, save: str, keep: int, iteration: int) -> None:
+        with contextlib.suppress(OSError):
+            checkpoints.prune(save, keep, iteration, self.protect)
+
+    def finish(self) -> None:
+        """Wait for what is still being removed."""
+        for thread in self.pruning:
+            thread.join()
+
+
+def stage_nodes(request: Request, item: Rendered) -> list[Node]:
+    """The nodes that a stage runs on, with their environment.
+
+    Conversions run on node 0, or on every node when the recipe says that storage is not shared; generate on as many
+    nodes as its layout needs; training on all.
+    """
+    invocation, recipe = item.invocation, request.recipe
+    hosts: tuple[Host, ...] | None = request.hosts
+    slots: int | None = request.slots
+    if invocation.launcher != "torchrun":
+        hosts = hosts[:1] if hosts and request.shared else hosts
+    elif invocation.stage == "generate":
+        override = recipe.get("generate.nproc_per_node")
+        slots = int(override) if override else slots
+        world = _size(item, "--tensor-model-parallel-size") * _size(item, "--pipeline-model-parallel-size")
+        hosts = hosts[: max(1, math.ceil(world / (slots or 1)))] if hosts else hosts
+    env = {**{k: str(v) for k, v in recipe.section("env").items() if v is not None}, **invocation.env}
+    nodes = make_nodes(
+        hosts, npus_per_node=slots, master_addr=master_address(request, hosts),
+        master_port=invocation.launcher_args.get("master_port"), env=env, visible_devices=request.backend == "npu",
+    )  # fmt: skip
+    if hosts and slots != request.slots:
+        nodes = [Node(n.rank, n.host, n.label, {**n.env, "NPUS_PER_NODE": str(slots)}) for n in nodes]
+    return nodes
+
+
+def _slurm_nodes(request: Request, item: Rendered) -> int:
+    """How many nodes Slurm is asked for: as many as :func:`stage_nodes` would take of the recipe's ``cluster.nnodes``."""
+    total = len(request.hosts) if request.hosts else int(request.recipe.get("cluster.nnodes", 1))
+    if item.invocation.launcher != "torchrun":
+        return 1 if request.shared else total
+    if item.invocation.stage == "generate":
+        world = _size(item, "--tensor-model-parallel-size") * _size(item, "--pipeline-model-parallel-size")
+        slots = int(request.recipe.get("generate.nproc_per_node") or request.slots)
+        return max(1, min(total, math.ceil(world / slots)))
+    return total
+
+
+def _size(item: Rendered, flag: str) -> int:
+    return int(item.invocation.one(flag) or 1)
+
+
+def make_job(request: Request, run: RunFolder, item: Rendered, place: Target, nodes: list[Node]) -> Job:
+    """Everything the agents are told."""
+    recipe = request.recipe
+    env = backends.environment(request.backend, request.upstream)
+    if request.backend == "cpu" and request.upstream == "pinned":
+        env |= backends.loading(load_pin(recipe.pin).requires.torch)
+    env["MS_RECIPE_TREE"] = request.tree
+    if recipe.get("cluster.interface"):  # one fact, one place; a variable that the recipe's env gives wins in the script
+        env.update(dict.fromkeys(("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), str(recipe.get("cluster.interface"))))
+    if place.staged != place.place:
+        env[place.variable] = place.staged
+    secrets, missing = {}, []
+    for name in recipe.secrets():
+        if name in os.environ:
+            secrets[name] = os.environ[name]
+        else:
+            missing.append(Problem(f"env.{name} is taken from the launching shell, where it is not set",
+                                   str(recipe.origin(f"env.{name}")), f"export {name}"))  # fmt: skip
+    if missing:
+        raise CheckError(*missing)
+    given = recipe.get("cluster.setup") or []
+    setup = given if isinstance(given, str) else "\n".join(map(str, given))
+    if request.backend == "cpu" and request.launcher == "local":
+        bin_folder = str(Path(sys.executable).parent).replace("'", "'\\''")
+        setup = f"PATH='{bin_folder}':\"$PATH\"\nexport PATH\n{setup}"
+    prefix = recipe.get("cluster.prefix") or []
+    words = prefix.split() if isinstance(prefix, str) else [str(w) for w in prefix]
+    job = Job(
+        run_id=run.record.id, stage=item.invocation.stage, script=item.text, nodes=nodes, env=env, secrets=secrets,
+        stdin_lines=prompts.lines(request.prompts) if request.prompts and item.invocation.stage == "generate" else None,
+        prefix=words, setup=setup, script_name=item.name, unsupervised=request.unsupervised,
+    )  # fmt: skip
+    if recipe.get("run.grace_seconds") is not None:
+        job = replace(job, grace_s=float(recipe.get("run.grace_seconds")))
+    if recipe.get("cluster.python"):
+        job = replace(job, python=str(recipe.get("cluster.python")))
+    if recipe.get("cluster.workdir"):
+        job = replace(job, cwd=str(recipe.get("cluster.workdir")))
+    return job
+
+
+def prepare_training(request: Request, run: RunFolder, item: Rendered, progress: Progress) -> list[int]:
+    """Make a training start find the last whole checkpoint of its save folder; torn ones are kept aside.
+
+    Returns the iterations that pruning must not touch.
+    """
+    save = str(item.invocation.one("--save"))
+    if not Path(save).is_dir():
+        return []
+    tp, pp = _size(item, "--tensor-model-parallel-size"), _size(item, "--pipeline-model-parallel-size")
+    here = checkpoints.survey(save)
+    if not request.shared and request.hosts and len(request.hosts) > 1:
+        return _parts_here(save, here, run, progress)
+    chosen = checkpoints.choose([here], tp, pp)
+    foreign = [f"{label}: {problems[0]}" for label, problems in chosen["torn"].items()
+               if any("another layout" in p for p in problems)]  # fmt: skip
+    if foreign:
+        raise CheckError(Problem(f"{save} holds a checkpoint of another layout ({foreign[0]})", "",
+                                 "choose another paths.save, or move it away"))  # fmt: skip
+    if chosen["torn"] or (chosen["tracker"] or "") != _text(chosen):
+        done = checkpoints.settle(save, chosen["label"], list(chosen["torn"]), run.record.id)
+        run.event("settled", **done)
+        for path in done["aside"]:
+            progress.say(f"{item.invocation.stage}: a checkpoint that is not whole was kept aside: {path}")
+    if chosen["iteration"]:
+        progress.say(f"{item.invocation.stage}: going on from iteration {chosen['iteration']} in {save}")
+    return [chosen["iteration"]] if chosen["iteration"] else []
+
+
+def _parts_here(save: str, here: dict[str, Any], run: RunFolder, progress: Progress) -> list[int]:
+    """With separate storage this machine holds some of the parts at most: a part that is elsewhere is not missing, so
+    nothing is kept aside here.
+
+    Raises:
+        CheckError: a part that is here is torn in the checkpoint that training would load.
+    """
+    label = checkpoints.label_of(here["tracker"])
+    torn = here["iterations"].get(label, {}).get("torn", [])
+    if torn:
+        raise CheckError(*[
+            Problem(what, "", f"write the number of a whole checkpoint into latest_checkpointed_iteration.txt of {save} on "
+                              "every node") for what in torn
+        ])  # fmt: skip
+    iteration = checkpoints.iteration_of(label)
+    if label:
+        text = f"the parts of {save}/{label} on other nodes are not checked (cluster.shared_storage: false)"
+        run.record.unchecked.append(text)
+        progress.say(f"warning: {text}")
+    return [iteration] if iteration else []
+
+
+def _text(chosen: dict[str, Any]) -> str:
+    label = chosen["label"]
+    if label is None:
+        return ""
+    return str(chosen["iteration"]) if label.startswith("iter_") else str(label)
+
+
+def run_stage(request: Request, run: RunFolder, item: Rendered, progress: Progress) -> proofs.Proof:
+    """Run one stage to its proof.
+
+    Raises:
+        StageError: it failed or left no proof (exit 4); what it wrote is kept under a name that says so.
+        CheckError: its save folder is in use by another run, or holds another layout's checkpoints.
+        Interrupted: it was stopped.
+    """
+    stage = item.invocation.stage
+    place = target(item.invocation, request.recipe, run.record.id)
+    before = inputs(item.invocation)
+    locked = Path(place.place) if stage != "generate" else None
+    if locked is not None:
+        try:
+            lock.take(locked, {"run": run.record.id, **this_process()})
+        except lock.Held as held:
+            raise CheckError(
+                Problem(str(held), "", "wait for it, stop it (ms-recipe stop), or choose another place")
+            ) from None
+    with _beating(locked), _modes_kept(request, stage):
+        try:
+            return _attempts(request, run, item, place, before, progress)
+        finally:
+            if locked is not None:
+                lock.release(locked, run.record.id)
+
+
+@contextlib.contextmanager
+def _beating(locked: Path | None) -> Iterator[None]:
+    """Touch the lock while it is held: a launcher on another host can only tell by its time that the holder lives."""
+    done = threading.Event()
+
+    def beat(file: Path) -> None:
+        while not done.wait(lock.BEAT_S):
+            lock.heartbeat(file)
+
+    if locked is not None:
+        threading.Thread(target=beat, args=(lock.lock_file(locked),), daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@contextlib.contextmanager
+def _modes_kept(request: Request, stage: str) -> Iterator[None]:
+    """Give the original Hugging Face files the modes they had: upstream's saver sets 0640 on everything in its folder,
+    and chmod follows links (MindSpeed-LLM 2.1.0 mindspeed_llm/training/training.py:68)."""
+    folder = request.recipe.path("hf") if stage.startswith("mcore2hf") else None
+    before = {p: p.stat().st_mode & 0o7777 for p in Path(folder).glob("*") if p.is_file()} if folder else {}
+    try:
+        yield
+    finally:
+        for path, mode in before.items():
+            with contextlib.suppress(OSError):
+                if path.stat().st_mode & 0o7777 != mode:
+                    path.chmod(mode)
+
+
+def _attempts(
+    request: Request, run: RunFolder, item: Rendered, place: Target, before: dict[str, Any], progress: Progress
+) -> proofs.Proof:
+    stage = item.invocation.stage
+    limit = request.max_restarts if stage in TRAINING else 0
+    number = 0
+    while True:
+        number += 1
+        try:
+            return _attempt(request, run, item, place, before, number, progress)
+        except StageError as error:
+            if number > limit:
+                raise
+            progress.say(f"{stage}: attempt {number} failed: {error.problems[0]}; starting again ({number} of {limit})")
+            _replace_dead(request, run, progress)
+
+
+def _replace_dead(request: Request, run: RunFolder, progress: Progress) -> None:
+    """Put a spare in the place of the host whose node failed by not being reachable."""
+    failure = run.record.attempts[-1].failure or {}
+    if not request.spares or not request.hosts or failure.get("kind") not in ("lost", "connect"):
+        return
+    at = int(failure.get("node", -1))
+    if 0 <= at < len(request.hosts):
+        hosts = list(request.hosts)
+        progress.say(f"{hosts[at].label} is replaced by the spare {request.spares[0].label}")
+        hosts[at], request.spares = request.spares[0], request.spares[1:]
+        request.hosts = tuple(hosts)
+        run.event("replaced", node=at, host=hosts[at].label)
+
+
+def _attempt(
+    request: Request,
+    run: RunFolder,
+    item: Rendered,
+    place: Target,
+    before: dict[str, Any],
+    number: int,
+    progress: Progress,
+) -> proofs.Proof:
+    stage = item.invocation.stage
+    nodes = stage_nodes(request, item)
+    watch = _Watch(run, progress, keep_text=stage in ("generate", "evaluate"))
+    if stage in TRAINING:
+        watch.save, watch.keep = place.place, request.keep_last
+        watch.protect = prepare_training(request, run, item, progress)
+        _warn_stale(place, before, bool(watch.protect), progress)
+    job = make_job(request, run, item, place, nodes)
+    script = run.scripts / item.name
+    script.write_text(item.text, encoding="utf-8")
+    attempt = run.begin(stage, number, item.name, [n.label for n in nodes])
+    progress.begin(stage, len(nodes))
+    try:
+        outcome = run_supervised(job, make_launcher(request, run.path, _slurm_nodes(request, item)), watch.event)
+    except BaseException:
+        run.end(attempt, State.FAILED, reason="the launcher failed")
+        raise
+    finally:
+        progress.end()
+        watch.finish()
+    if outcome.interrupted:
+        run.end(attempt, State.INTERRUPTED, exit_code=130, reason="interrupted")
+        _told_aside(place, progress)
+        raise Interrupted(outcome.unverified)
+    code = outcome.first_failure.code if outcome.first_failure else 0
+    if not outcome.ok:
+        run.end(attempt, State.FAILED, exit_code=code, reason=str(outcome.first_failure),
+                failure=outcome.first_failure.as_dict() if outcome.first_failure else None)  # fmt: skip
+        _told_aside(place, progress)
+        raise StageError(*_failed(run, stage, outcome, watch))
+    layers = request.recipe.get("model.num_layers")
+    proof = proofs.check(item.invocation, place.staged, layers, lambda: "\n".join(watch.text),
+                         max(1, len(request.prompts)))  # fmt: skip
+    if not proof.ok:
+        why = proofs.marker(watch.tail)
+        reason = "; ".join(proof.problems[:3]) + (f" ({why})" if why else "")
+        run.end(attempt, State.FAILED, exit_code=0, reason=reason, proof=proof.as_dict())
+        _told_aside(place, progress)
+        log = run.log_file(nodes[0].rank, nodes[0].label)
+        raise StageError(
+            Problem(f"{stage} ended with exit code 0 but is not complete: {reason}", nodes[0].label, f"see {log}")
+        )
+    kept = promote(place, proofs.data_keys(item.invocation) if stage.startswith("data_convert") else [])
+    for path in kept:
+        progress.say(f"{stage}: the earlier result was kept as {path}")
+    if stage in TRAINING and request.keep_last:
+        with contextlib.suppress(ValueError, OSError):
+            _, iteration = mcore.read_tracker(Path(place.place))
+            if iteration:
+                checkpoints.prune(place.place, request.keep_last, iteration)
+    outputs.write_note(place.note_file(), {"run": run.record.id, "stage": stage, "pin": request.recipe.pin,
+                                           "upstream": request.upstream, "inputs": before})  # fmt: skip
+    run.end(attempt, State.SUCCEEDED, exit_code=0, proof=proof.as_dict())
+    if stage == "generate":
+        proof.facts["answers"] = proofs.answers("\n".join(watch.text))
+    return proof
+
+
+def _warn_stale(place: Target, before: dict[str, Any], resumes: bool, progress: Progress) -> None:
+    """Say when a finished training is gone on with although it was made from other weights or data."""
+    made = outputs.read_note(place.note_file()).get("inputs", {})
+    now = json.loads(json.dumps(before))
+    other = [k for k in sorted({*made, *now} - {"arguments"}) if made.get(k) != now.get(k)] if made else []
+    if resumes and other:
+        progress.say(f"warning: {place.place} was trained from another {', '.join(other)} than is there now, and goes on; "
+                     "to start afresh, move it away")  # fmt: skip
+
+
+def _told_aside(place: Target, progress: Progress) -> None:
+    if place.staged != place.place and place.aside():
+        progress.say(f"{place.stage}: what it had written is kept as {place.staged}*")
+
+
+def _told(run: RunFolder, first: Failure) -> list[Problem]:
+    """The lines that matter and, where a rule knows it, the cause (``ms-recipe diagnose`` says more)."""
+    found = None
+    with contextlib.suppress(MsRecipeError):  # a rules file of the user's that is wrong must not hide the failure
+        found = diagnose(run.log_files(), rules.load(), first.as_dict())
+    if found is None or found.first is None or not found.first.line:
+        return [Problem(f"  {line}", first.host) for line in first.last_lines[-5:]]
+    host = found.host or first.host
+    problems = [Problem(f"  {line}", host) for line in found.first.lines[-5:]]
+    return [*problems, Problem(found.first.cause, host, found.first.remedy)] if found.known else problems
+
+
+def _failed(run: RunFolder, stage: str, outcome: Outcome, watch: _Watch) -> list[Problem]:
+    first = outcome.first_failure
+    if first is None:
+        return [Problem(f"{stage} failed", socket.gethostname(), f"see {run.logs}")]
+    log = run.log_file(first.node, first.host)
+    what = f"{stage} failed on node {first.node}: {first.what}"
+    if first.local_rank is not None:
+        what += f", local rank {first.local_rank}"
+    why = proofs.marker(first.last_lines or watch.tail)
+    if why:
+        what += f" ({why})"
+    fix = f"{first.fix}; the log is {log}" if first.fix else f"the log is {log}"
+    problems = [Problem(what, first.host, fix)]
+    problems += _told(run, first)
+    problems += [Problem("it is not verified that nothing of the run is left", host,
+                         f"look there, or run: ms-recipe stop {run.record.id}") for host in outcome.unverified]  # fmt: skip
+    return problems

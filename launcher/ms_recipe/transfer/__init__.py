@@ -1,0 +1,1 @@
+"""What comes before and after: weights and corpora in, Hugging Face folders out."""

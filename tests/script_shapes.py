@@ -94,6 +94,7 @@ python convert_ckpt.py \
 #: name -> (script, the notes' kinds that it must bring). All run under bash as they are.
 SHELL = {
     "defaults": ('X=${A:-a b}\nY="${B:-c d}"\npython x.py $X "$Y" ${C:-e} ${C:=f} $C ${C:+g} ${D+h}\n', []),
+    "default quotes": ('A=("a b" c)\npython x.py ${A[@]+"${A[@]}"} ${Z:-"d e" f} ${Z:-g\\ h i} ${A[0]:+$A} "${Z-j k}"\n', []),
     "arithmetic": ("N=8\npython x.py $(($N*2+1)) $((N/3)) $((N%3)) $(( (N-1)<<2 )) $((-N/3)) $((N>3))\n", []),
     "arrays": ('A=(--x "a b" c)\nA+=("$Z" d)\npython x.py "${A[@]}" ${A[1]} ${#A[@]} "${A[-1]}" ${!A[@]}\n', ["undefined"]),
     "quotes": ("python x.py 'a  b' \"c  d\" e\\ f $'g\\th' \"\" '' \"\\$x \\\\ \\a\" \\\\ a\"b\"'c'\n", []),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 from conftest import Stub, ms_recipe
 
 import script_shapes as shapes
+from bash_proof import call_of, differences, proof
+from ms_recipe.upstream import argspec
 
 
 def scripts(work: Path) -> tuple[Path, Path]:
@@ -128,3 +132,113 @@ def test_diff_of_recipe_folder_and_run(work: Path) -> None:
         (run / file.name).write_text(file.read_text())
     assert "only in B" in ms_recipe("diff", str(run.parent), "out", cwd=work).out
     assert ms_recipe("diff", "nothing-there", "out", cwd=work).code == 2
+
+
+MODULES = shapes.PRETRAIN.replace("NNODES=1", "NNODES=2\nexport PYTHONPATH=/my/modules:$PYTHONPATH\nexport HCCL_ALGO='a b'").replace(
+    "--nnodes $NNODES", "--log_dir /tmp/x --nnodes $NNODES").replace("NODE_RANK=0", "NODE_RANK=1")  # fmt: skip
+LORA = shapes.CONVERT.replace("--load-model-type hf", "--load-model-type mg").replace("--save-model-type mg", "--save-model-type hf").replace(
+    "target-pipeline-parallel-size 2", "target-pipeline-parallel-size 1").replace("--tokenizer-model ./hf/tokenizer.json", "--lora-load ./lora "
+    "--lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj")  # fmt: skip
+SHAPES = {
+    "pretrain": shapes.PRETRAIN,
+    "convert": shapes.CONVERT,
+    "several nodes": MODULES,
+    "lora merge": LORA,
+    "no save": shapes.PRETRAIN.replace("    --save ${CKPT_SAVE_DIR} \\\n", ""),
+    "another model, no save": shapes.PRETRAIN.replace("    --save ${CKPT_SAVE_DIR} \\\n", "").replace("28", "27"),
+    "empty names": shapes.PRETRAIN.replace("$NPUS_PER_NODE \\", "$NPU_PER_NODE \\").replace("NODE_RANK=0", 'NODE_RANK=""'),
+    "launch module": shapes.PRETRAIN.replace("torchrun $D", "python -m torch.distributed.launch $D"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_bash_sees_the_same_arguments_environment_and_launcher(name: str, stub: Stub, work: Path) -> None:
+    (work / "a.sh").write_text(SHAPES[name])
+    found = proof(work / "a.sh", stub, work)
+    assert found.pop("pretrain: env PYTHONPATH", None) is None
+    assert found == {}
+
+
+def test_the_proof_sees_every_kind_of_difference(stub: Stub, work: Path) -> None:
+    (work / "a.sh").write_text(shapes.PRETRAIN)
+    stub.run(work / "a.sh", work)
+    (record,) = stub.calls()
+    spec = argspec.load("mcore-0.8")
+    theirs = call_of(record)
+
+    def against(change) -> dict:
+        ours = copy.deepcopy(theirs)
+        change(ours)
+        return differences("pretrain", ours, theirs, {}, [], spec, work)
+
+    same = against(lambda call: None)
+    assert same == {}
+    assert against(lambda c: c.args.update({"--lr": ["3e-5"]})) == {"--lr": ([3e-5], [2e-5])}
+    assert against(lambda c: c.args.pop("--bf16")) == {"--bf16": (None, True)}
+    assert against(lambda c: c.args.update({"--fp16": []})) == {"--fp16": (True, None)}
+    for name, value in theirs.launcher_args.items():
+        assert against(lambda c, n=name: c.launcher_args.update({n: "9"})) == {f"launcher {name}": ("9", value)}
+        assert set(against(lambda c, n=name: c.launcher_args.pop(n))) == {f"launcher {name}"}
+    assert against(lambda c: c.env.pop("HCCL_CONNECT_TIMEOUT")) == {"env HCCL_CONNECT_TIMEOUT": (None, "1800")}
+    assert against(lambda c: c.env.update(X="1")) == {"env X": ("1", None)}
+
+
+def test_what_a_recipe_cannot_carry_is_said(work: Path) -> None:
+    (work / "a.sh").write_text(MODULES)
+    said = ms_recipe("import", "a.sh", "-o", "r.yaml", cwd=work).err
+    for text in ("--master_addr localhost with 2 nodes: no other node reaches it", "--node_rank 1 is not a recipe's",
+                 "--log_dir /tmp/x of the launcher is not a recipe's", "PYTHONPATH /my/modules is rendered behind"):  # fmt: skip
+        assert text in said
+    (work / "b.sh").write_text(SHAPES["empty names"])
+    said = ms_recipe("import", "b.sh", cwd=work).err
+    assert "--nproc_per_node has no value: the recipe's npus_per_node stays" in said and "--node_rank has no value" in said
+    (work / "c.sh").write_text(LORA.replace("--lora-load", "--tokenizer-model ./hf/tokenizer.json --lora-load"))
+    done = ms_recipe("import", "c.sh", cwd=work)
+    assert "--tokenizer-model is not a flag of convert_ckpt.py in this direction: it is left out" in done.err
+    assert yaml.safe_load(done.out)["paths"]["hf"] == "./weights/my model"
+    (work / "d.sh").write_text(LORA.replace("--save-model-type hf", "--save-model-type mg"))
+    done = ms_recipe("import", "d.sh", cwd=work)
+    assert done.code == 2 and "merges adapters into a Megatron checkpoint" in done.err
+
+
+def test_diff_of_where_and_of_what(work: Path) -> None:
+    """The node's rank and an address from outside are where a script runs; PYTHONPATH's own entries are what it runs."""
+
+    def found(left: str, right: str) -> tuple[int, dict]:
+        for name, text in (("a.sh", left), ("b.sh", right)):
+            (work / name).write_text(text)
+        done = ms_recipe("diff", "a.sh", "b.sh", "--json", cwd=work)
+        return done.code, json.loads(done.out)["stages"]["pretrain"]
+
+    code, stage = found(shapes.PRETRAIN, shapes.PRETRAIN.replace("NODE_RANK=0", "NODE_RANK=1"))
+    assert code == 0 and stage["not_compared"] == ["node_rank"]
+    code, stage = found(shapes.PRETRAIN, shapes.PRETRAIN.replace("NODE_RANK=0", "NODE_RANK=${NODE_RANK:?}").replace(
+        "ADDR=localhost", "ADDR=${MASTER_ADDR:?}"))  # fmt: skip
+    assert code == 0 and stage["not_compared"] == ["node_rank", "master_addr"]
+    code, stage = found(shapes.PRETRAIN, shapes.PRETRAIN.replace("ADDR=localhost", "ADDR=127.0.0.1"))
+    assert code == 0
+    # torchrun's own defaults stand in for what is not given; its other options count too.
+    code, stage = found(shapes.PRETRAIN, shapes.PRETRAIN.replace("    --nnodes $NNODES \\\n", ""))
+    assert code == 0
+    code, stage = found(shapes.PRETRAIN, shapes.PRETRAIN.replace("    --nproc_per_node $NPUS_PER_NODE \\\n", ""))
+    assert code == 1 and stage["launcher"] == {"nproc_per_node": {"a": "8", "b": "1"}}
+    code, stage = found(shapes.PRETRAIN, shapes.PRETRAIN.replace("--nnodes $NNODES", "--max_restarts 3 --nnodes $NNODES"))
+    assert code == 1 and stage["launcher"] == {"max_restarts": {"a": None, "b": "3"}}
+    mine = "export PYTHONPATH=/my/modules:$PYTHONPATH\n"
+    code, stage = found(shapes.PRETRAIN, mine + shapes.PRETRAIN)
+    assert code == 1 and stage["env"] == {"PYTHONPATH": {"a": None, "b": "/my/modules"}}
+    assert found(mine + shapes.PRETRAIN, mine + shapes.PRETRAIN)[0] == 0
+    # A rendered script puts the pin's own tree first; what the recipe adds comes behind it and counts.
+    (work / "b.sh").write_text(mine + shapes.PRETRAIN)
+    assert ms_recipe("import", "b.sh", "-o", "r.yaml", cwd=work).code == 0
+    same = json.loads(ms_recipe("diff", "b.sh", "r.yaml", "--json", cwd=work).out)["stages"]["pretrain"]
+    assert same["env"] == {} and same["args"] == {}
+
+
+def test_a_script_that_cannot_stand_is_not_rendered(work: Path) -> None:
+    (work / "r.yaml").write_text("extends: qwen3-0.6b\npaths: {hf: null, tokenizer: ./t}\npretrain: {save: null}\n")
+    done = ms_recipe("render", "r.yaml", "-o", "out", "--stage", "pretrain", cwd=work)
+    assert done.code == 2 and "pretrain.save is missing" in done.err and "set paths.save" in done.err
+    done = ms_recipe("render", "r.yaml", "-o", "out", "--stage", "mcore2hf", cwd=work)
+    assert done.code == 2 and "paths.hf is missing: mcore2hf takes the config" in done.err
+    assert not (work / "out").exists()

@@ -86,7 +86,7 @@ def _print(result: Diff, one: Side, two: Side) -> None:
             for key, (a, b) in getattr(stage, kind).items():
                 print(f"  {kind} {key}: A {_shown(a, None)}, B {_shown(b, None)}")
         if stage.not_compared:
-            print(f"  not compared (known only when run): {', '.join(stage.not_compared)}")
+            print(f"  not compared (each node's own, or known only when run): {', '.join(stage.not_compared)}")
         if stage.standing:
             print(f"  set by every rendered script: {', '.join(stage.standing)}")
     for label, names in (("A", result.only_left), ("B", result.only_right)):

@@ -117,6 +117,19 @@ def _launch_problems(recipe: Recipe, invocation: Invocation) -> list[Problem]:
     return []
 
 
+def _missing(recipe: Recipe, invocation: Invocation) -> list[Problem]:
+    """What the script reads beside the entry point's arguments."""
+    stage = invocation.stage
+    if stage.startswith("mcore2hf") and recipe.path("hf") is None:
+        return [Problem(f"paths.hf is missing: {stage} takes the config and the tokenizer from the original HF folder",
+                        recipe.sources[-1], "set paths.hf")]  # fmt: skip
+    if STAGES[stage].template == "pretrain_ptd.sh.j2" and "--save" not in invocation.args:
+        key = f"{STAGES[stage].sections[-1]}.save"
+        return [Problem(f"{key} is missing: the script keeps its checkpoints there and resumes from it",
+                        recipe.sources[-1], f"set paths.{STAGES[stage].derived['save']}")]  # fmt: skip
+    return []
+
+
 def _context(recipe: Recipe, invocation: Invocation, stage: Stage) -> dict[str, Any]:
     pin = load_pin(recipe.pin)
     tree = recipe.get("cluster.tree")
@@ -193,7 +206,7 @@ def render_all(recipe: Recipe, stages: list[str] | None = None, templates: Path 
     for stage_id in stages or wanted(recipe):
         stage_named(stage_id)
         invocation, found = build(recipe, stage_id)
-        for problem in [*found, *_launch_problems(recipe, invocation)]:
+        for problem in [*found, *_launch_problems(recipe, invocation), *_missing(recipe, invocation)]:
             problems.setdefault(f"{problem.where} {problem.what}", problem)
         built.append(invocation)
     if problems:

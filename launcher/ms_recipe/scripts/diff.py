@@ -21,7 +21,9 @@ from ms_recipe.upstream.argspec import ArgSpec, Entry
 #: What every rendered script sets (docs/scripts.md): told, but no difference when one side has none of it.
 STANDING = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 _IGNORED = ("PYTHONPATH", "HOME", "PATH", "PWD", "ASCEND_SET_ENV")
-_LAUNCHER = ("nproc_per_node", "nnodes", "master_addr", "master_port")
+#: What torchrun takes when it is not told.
+_TORCHRUN = {"nproc_per_node": "1", "nnodes": "1", "node_rank": "0", "master_addr": "127.0.0.1", "master_port": "29500"}
+_SAME_HOST = ("localhost", "127.0.0.1")
 
 
 @dataclass
@@ -124,13 +126,39 @@ def compare(left: Meaning, right: Meaning, stage: str, spec: ArgSpec) -> StageDi
             out.standing.append(name)
         else:
             out.env[name] = pair
+    paths = (python_path(left.env.get("PYTHONPATH", "")), python_path(right.env.get("PYTHONPATH", "")))
+    if paths[0] != paths[1]:
+        out.env["PYTHONPATH"] = (":".join(paths[0]) or None, ":".join(paths[1]) or None)
+    _launchers(left, right, out)
+    return out
+
+
+def python_path(value: str) -> list[str]:
+    """A script's own entries of PYTHONPATH: without the pin's two (TREE and TREE/../MindSpeed), which each rendered
+    script sets, and without what it inherits."""
+    entries = [entry for entry in value.split(":") if entry]
+    if len(entries) > 1 and entries[1] == f"{entries[0]}/../MindSpeed":
+        entries = entries[2:]
+    return entries
+
+
+def _launchers(left: Meaning, right: Meaning, out: StageDiff) -> None:
     if left.launcher != right.launcher:
         out.launcher["launcher"] = (left.launcher, right.launcher)
-    for name in _LAUNCHER:
-        one, two = left.launcher_args.get(name), right.launcher_args.get(name)
-        if one != two and one and two:
-            out.launcher[name] = (one, two)
-    return out
+    one, two = _launched(left), _launched(right)
+    for name in [*one, *[n for n in two if n not in one]]:
+        pair = (one.get(name), two.get(name))
+        if pair[0] == pair[1] or (name == "master_addr" and pair[0] in _SAME_HOST and pair[1] in _SAME_HOST):
+            continue
+        if name == "node_rank" or (name in _TORCHRUN and "" in pair):
+            # Which node it is, or a value from the environment: where a script runs, not what it runs.
+            out.not_compared.append(name)
+        else:
+            out.launcher[name] = pair
+
+
+def _launched(meaning: Meaning) -> dict[str, str]:
+    return {**(_TORCHRUN if meaning.launcher == "torchrun" else {}), **meaning.launcher_args}
 
 
 def diff(left: Side, right: Side, spec: ArgSpec) -> Diff:

@@ -141,7 +141,8 @@ class Expander:
             return self._substitution(node, in_quotes)
         if kind in {"concatenation", "command_name", "arithmetic_command"}:
             return self._spans(node, node.start_byte, node.end_byte, in_quotes)
-        return [Piece(self._literal(self.text(node), in_quotes), quoted=True)]
+        source = self.text(node)
+        return [Piece(self._literal(source, in_quotes), quoted=True, bare=not in_quotes and "\\" not in source)]
 
     def _literal(self, text: str, in_quotes: bool) -> str:
         if in_quotes:
@@ -173,8 +174,9 @@ class Expander:
     def _gap(self, start: int, end: int, in_quotes: bool) -> Value:
         if end <= start:
             return []
-        text = self._literal(self.source[start:end].decode(errors="replace"), in_quotes)
-        return [Piece(text, quoted=True)] if text else []
+        source = self.source[start:end].decode(errors="replace")
+        text = self._literal(source, in_quotes)
+        return [Piece(text, quoted=True, bare=not in_quotes and "\\" not in source)] if text else []
 
     def _string(self, node: Node) -> Value:
         value = self._spans(node, node.start_byte + 1, node.end_byte - 1, in_quotes=True)
@@ -293,7 +295,7 @@ class Expander:
 
     def _default(self, rest: Value) -> Value:
         # The words of an unquoted ${X:-a b} are split like any unquoted expansion.
-        return [p if p.unknown else replace(p, quoted=p.quoted and " " not in p.text) for p in rest]
+        return [p if p.unknown else replace(p, quoted=p.quoted and not p.bare, bare=False) for p in rest]
 
     def _operator_end(self, node: Node, operator: str) -> int:
         raw = self.text(node)
@@ -373,7 +375,7 @@ def _transform(text: str, pattern: str, operator: str) -> str | None:
 
 def quoted_keep_stops(value: Value) -> Value:
     """The value inside double quotes: only the stops of ``"${A[@]}"`` still end words."""
-    return [piece if piece.stop else replace(piece, quoted=True) for piece in value]
+    return [piece if piece.stop else replace(piece, quoted=True, bare=False) for piece in value]
 
 
 def line_of(node: Node) -> int:

@@ -45,6 +45,14 @@ _MODEL = (
     "position_embedding_type", "norm_epsilon", "no_gradient_accumulation_fusion", "attention_softmax_in_fp32",
     "group_query_attention", "num_query_groups", "untie_embeddings_and_output_weights", "bf16", "fp16",
 )  # fmt: skip
+#: Paths that a rendered script cannot do without.
+_NEEDED = {
+    "pretrain": ("--save",),
+    "tune_full": ("--save", "--load"),
+    "tune_lora": ("--save", "--load"),
+    "generate": ("--load",),
+    "evaluate": ("--load", "--task-data-path", "--task"),
+}
 _LAUNCH = {"nproc_per_node": "npus_per_node", "nnodes": "nnodes", "master_addr": "master_addr",
            "master_port": "master_port"}  # fmt: skip
 #: Values without which a rendered script cannot stand: given, they are upstream's own defaults.
@@ -78,7 +86,7 @@ def stage_of(meaning: Meaning) -> str | None:
         return "data_convert" if handler in {"", "GeneralPretrainHandler"} else "data_convert_instruction"
     if meaning.entry == "convert_ckpt.py":
         if "--lora-load" in args:
-            return "mcore2hf_lora"
+            return None if args.get("--save-model-type") == "mg" else "mcore2hf_lora"
         return "mcore2hf" if args.get("--save-model-type") == "hf" or (args.get("--load-model-type") == "mg" \
             and "--save-model-type" not in args) else "hf2mcore"
     return {"inference.py": "generate", "evaluation.py": "evaluate"}.get(meaning.entry)
@@ -119,6 +127,9 @@ class _Import:
         for name, value in self.launches[stage].args.items():
             flag = entry.flags.get(name)
             if flag is None:
+                if name in self.spec.entry(STAGES[stage].entry).flags:
+                    what = f"{name} is not a flag of {STAGES[stage].entry} in this direction: it is left out"
+                    self.say(stage, what, self.launches[stage].lines.get(name))
                 continue
             if flag.is_switch and value is not True:
                 self.say(stage, f"{name} takes no value, {value} is dropped", self.launches[stage].lines.get(name))
@@ -216,7 +227,7 @@ class _Import:
         current = self.recipe()
         for name, key in _LAUNCH.items():
             value = args.get(name)
-            if not value or (name == "master_addr" and value == "localhost"):
+            if value is None or (name == "master_addr" and value == "localhost"):
                 continue
             if not self._usable(owner, name, value):
                 continue
@@ -228,7 +239,8 @@ class _Import:
         host = re.fullmatch(r"[\w.:-]*[a-zA-Z.:][\w.:-]*", value) is not None
         fine = host if name == "master_addr" else value.isdigit() and int(value) > 0
         if not fine:
-            self.say(stage, f"--{name} {value} is a placeholder: the recipe's {_LAUNCH[name]} stays")
+            what = f"{value} is a placeholder" if value else "has no value"
+            self.say(stage, f"--{name} {what}: the recipe's {_LAUNCH[name]} stays")
         return fine
 
     def _paths(self) -> None:
@@ -257,9 +269,9 @@ class _Import:
                 self.values[f"paths.{key}"] = single
 
     def _path_key(self, stage: str, source: str, value: Any) -> tuple[str, Any] | None:
-        if source in {"hf/tokenizer.json", "lora_hf_out"}:
+        if source == "hf/tokenizer.json":
             return None
-        if source == "hf_out":
+        if source in {"hf_out", "lora_hf_out"}:  # upstream's --save-dir is the original HF folder
             return "hf", value
         if source == "data" and STAGES[stage].id == "data_convert":
             keys = self.launches[stage].args.get("--json-keys", "text")
@@ -305,14 +317,17 @@ class _Import:
                 self.say(stage, f"{name} {_show(wanted[name])} is a placeholder: the other scripts' value is taken",
                          meaning.lines.get(name))  # fmt: skip
                 return True
-        needed = {"pretrain": ("--save",), "tune_full": ("--save", "--load"), "tune_lora": ("--save", "--load"),
-                  "generate": ("--load",), "evaluate": ("--load", "--task-data-path", "--task")}  # fmt: skip
-        if name in needed.get(stage, ()) and name not in wanted:
-            if source and self.invocation(stage).args.get(name) is None:
-                self.values[f"paths.{source}"] = f"./ckpt/{stage}" if "save" in name else "./model_weights/mcore"
-            self.say(stage, f"{name} is not given: the recipe's {name[2:]} is rendered")
+        if name in _NEEDED.get(stage, ()) and name not in wanted:
+            self._supply(stage, name)
             return True
         return False
+
+    def _supply(self, stage: str, name: str) -> None:
+        """A value for a path that the script does not give and no rendered one can do without."""
+        source = STAGES[stage].derived.get(snake(name))
+        if source and self.invocation(stage).args.get(name) is None:
+            self.values[f"paths.{source}"] = f"./ckpt/{stage}" if "save" in name else "./model_weights/mcore"
+        self.say(stage, f"{name} is not given: the recipe's {name[2:]} is rendered")
 
     def _required(self, stage: str) -> None:
         entry, wanted = self.entry(stage), self.wanted(stage)
@@ -326,7 +341,10 @@ class _Import:
             flag = next((f for f in entry.flags.values() if snake(f.name) == name), None)
             key = f"{self.section(stage)}.{name}"
             if flag and flag.name not in args and flag.name not in wanted and key not in self.values:
-                self.values[key] = None
+                if flag.name in _NEEDED.get(stage, ()):
+                    self._supply(stage, flag.name)
+                else:
+                    self.values[key] = None
 
     def _environment(self, stage: str) -> None:
         wanted = {k: v for k, v in self.launches[stage].env.items() if k not in {"HOME", "PATH", "PWD"}}
@@ -336,6 +354,8 @@ class _Import:
             if value != now.get(name):
                 if value and value.endswith(":"):
                     value = value.rstrip(":")
+                if name == "PYTHONPATH" and value:
+                    self.say(stage, f"{name} {value} is rendered behind the pin's own tree and MindSpeed")
                 self.values[f"{self.section(stage)}.env.{name}"] = value
 
     def launcher(self, stage: str) -> None:
@@ -347,12 +367,20 @@ class _Import:
         now = self.invocation(stage).launcher_args
         for name in _LAUNCH:
             value = meaning.launcher_args.get(name)
-            if not value or value == now.get(name) or not self._usable(stage, name, value):
+            if value is None or value == now.get(name) or not self._usable(stage, name, value):
                 continue
             self.values[f"{self.section(stage)}.{name}"] = value
+        nodes = meaning.launcher_args.get("nnodes", "1")
+        if nodes.isdigit() and int(nodes) > 1 and meaning.launcher_args.get("master_addr", "localhost") == "localhost":
+            self.say(stage, f"--master_addr localhost with {nodes} nodes: no other node reaches it; MASTER_ADDR must be given",
+                     meaning.line)  # fmt: skip
+        for name, value in meaning.launcher_args.items():
+            if name not in _LAUNCH and name != "node_rank":
+                self.say(stage, f"--{name} {value}".rstrip() + " of the launcher is not a recipe's: it is left out", meaning.line)
         rank = meaning.launcher_args.get("node_rank", "0")
-        if rank not in {"0", ""}:
-            self.say(stage, f"node_rank {rank} is not a recipe's: each node gets its own from NODE_RANK")
+        if rank != "0":
+            what = f"{rank} is not a recipe's" if rank else "has no value"
+            self.say(stage, f"--node_rank {what}: each node gets its own from NODE_RANK")
 
     # -- all together ------------------------------------------------------------------------------------------
     def run(self) -> dict[str, dict[str, tuple[Any, Any]]]:
@@ -499,7 +527,9 @@ def import_scripts(paths: list[Path], pin: str = "mcore-0.8", extends: str | Non
         for meaning in found:
             stage = stage_of(meaning)
             if stage is None:
-                raise RecipeError(f"{path}:{meaning.line}: {meaning.entry} is the entry point of no stage")
+                what = "merges adapters into a Megatron checkpoint (--save-model-type mg), which no stage does" \
+                    if meaning.entry == "convert_ckpt.py" else "is the entry point of no stage"  # fmt: skip
+                raise RecipeError(f"{path}:{meaning.line}: {meaning.entry} {what}")
             if stage in launches:
                 other = launches[stage]
                 where = f"{other.source}:{other.line}"

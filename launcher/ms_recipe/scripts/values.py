@@ -16,7 +16,7 @@ BLANKS = " \t\n"
 class Piece:
     """Text of one origin. ``scalar``: (variable, serial number of the reading) of a plain value with blanks in it.
 
-    ``stop`` is the end of a word inside quotes, as between the elements of ``"${ARRAY[@]}"``.
+    ``bare`` is text that stands in the script without quotes: one word there, but split inside ``${X:-a b}``. ``stop`` is the end of a word inside quotes, as between the elements of ``"${ARRAY[@]}"``.
     """
 
     text: str
@@ -24,6 +24,7 @@ class Piece:
     scalar: tuple[str, int] | None = None
     unknown: bool = False
     stop: bool = False
+    bare: bool = False
 
 
 Value = list[Piece]
@@ -41,7 +42,7 @@ def known(value: Value) -> bool:
 
 def quoted(value: Value) -> Value:
     """The value as inside double quotes: never split."""
-    return [replace(piece, quoted=True) for piece in value]
+    return [replace(piece, quoted=True, bare=False) for piece in value]
 
 
 def unquoted(value: Value) -> Value:

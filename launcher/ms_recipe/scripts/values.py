@@ -16,7 +16,8 @@ BLANKS = " \t\n"
 class Piece:
     """Text of one origin. ``scalar``: (variable, serial number of the reading) of a plain value with blanks in it.
 
-    ``bare`` is text that stands in the script without quotes: one word there, but split inside ``${X:-a b}``. ``stop`` is the end of a word inside quotes, as between the elements of ``"${ARRAY[@]}"``.
+    ``bare`` is text that stands in the script without quotes: one word there, but split inside ``${X:-a b}``.
+    ``stop`` is the end of a word inside quotes, as between the elements of ``"${ARRAY[@]}"``.
     """
 
     text: str

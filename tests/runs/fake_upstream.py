@@ -71,18 +71,32 @@ while iteration < iters:
           f"| learning rate: 1.250000E-03 | global batch size:     8 | lm loss: {5.0 / iteration:.6E} | loss scale: 1.0 | grad norm: 0.457 "
           f"| number of skipped iterations:   0 | number of nan iterations:   0 |", flush=True)
     if f"die-at-{iteration}" in faults:
-        (HERE / "faults").write_text("")
+        (HERE / "faults").write_text("parts" if "parts" in faults else "")
         print("RuntimeError: something broke", file=sys.stderr, flush=True)
         sys.exit(7)
     if f"sleep-at-{iteration}" in faults:
         (HERE / "sleeping").touch()
         time.sleep(600)
-    if iteration % every == 0 and os.environ.get("NODE_RANK", "0") == "0":
+    if iteration % every == 0 and "parts" in faults:
+        # Disks of their own: every node writes its pipeline stage, node 0 the tracker when all have.
+        mine, pp = int(os.environ["NODE_RANK"]), int(arg("--pipeline-model-parallel-size"))
+        fake_files.mcore_checkpoint(save, iteration=iteration, pp=pp, training=True, num_layers=4, stored_layers=4, tracker="",
+                                    skip=tuple((0, p) for p in range(pp) if p != mine))
+        if f"tear-{iteration}-{mine}" in faults:
+            last = sorted((save / f"iter_{iteration:07d}").rglob("model_optim_rng.pt"))[-1]
+            last.write_bytes(last.read_bytes()[:100])
+        mark = os.environ["MS_RECIPE_RUN"].split("/")[0]
+        (HERE / f"saved-{mark}-{iteration}-{mine}").touch()
+        while len(list(HERE.glob(f"saved-{mark}-{iteration}-*"))) < pp: time.sleep(0.01)
+        if mine == 0:
+            (save / "latest_checkpointed_iteration.txt").write_text(str(iteration))
+            print(f"  successfully saved checkpoint from iteration {iteration:7d} to {save}", flush=True)
+    elif iteration % every == 0 and os.environ.get("NODE_RANK", "0") == "0":
         if f"torn-at-{iteration}" in faults:
             fake_files.mcore_checkpoint(save, iteration=iteration, training=True, num_layers=4, stored_layers=4, tracker=str(iteration - every) if iteration > every else None)
             last = sorted((save / f"iter_{iteration:07d}").rglob("*.pt"))[-1]
             last.write_bytes(last.read_bytes()[:100])
-            (HERE / "faults").write_text("")
+            (HERE / "faults").write_text("parts" if "parts" in faults else "")
             sys.exit(9)
         fake_files.mcore_checkpoint(save, iteration=iteration, training=True, num_layers=4, stored_layers=4)
         print(f"  successfully saved checkpoint from iteration {iteration:7d} to {save}", flush=True)
@@ -121,6 +135,10 @@ def make(folder: Path, python: str) -> Path:
     head = COMMON.replace("{tests!r}", repr(str(Path(__file__).resolve().parents[1])))
     for name, body in (("convert_ckpt.py", CONVERT), ("preprocess_data.py", PREPROCESS), ("pretrain_gpt.py", PRETRAIN), ("inference.py", INFERENCE)):
         (tree / name).write_text(head + body)
+    # What the checks before a start want to come from the tree.
+    for name in ("MindSpeed-LLM/megatron/core", "MindSpeed-LLM/megatron/training", "MindSpeed-LLM/mindspeed_llm", "MindSpeed/mindspeed"):
+        (folder / "up" / name).mkdir(parents=True)
+        (folder / "up" / name / "__init__.py").touch()
     bin_folder = folder / "up" / "bin"
     bin_folder.mkdir()
     (bin_folder / "torchrun").write_text(TORCHRUN)

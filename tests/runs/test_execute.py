@@ -1,4 +1,4 @@
-"""Around a stage: parts on other nodes are not missing, the lock is kept alive, the user's files keep their modes."""
+"""Around a stage: which node holds which part, the lock is kept alive, the user's files keep their modes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,27 @@ def _said() -> Any:
     return SimpleNamespace(say=lines.append, lines=lines)
 
 
-def test_parts_on_other_nodes_are_neither_missing_nor_kept_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = {"torn": [], "ranks": [[0, 0]], "problems": ["mp_rank_00_001 is missing"]}
-    here = {"tracker": "10", "iterations": {"iter_0000010": report}}
-    monkeypatch.setattr(checkpoints, "survey", lambda _: here)
-    item: Any = SimpleNamespace(invocation=SimpleNamespace(
-        stage="pretrain", one={"--save": str(tmp_path), "--pipeline-model-parallel-size": "2"}.get))  # fmt: skip
-    request: Any = SimpleNamespace(shared=False, hosts=("a", "b"))
-    record = SimpleNamespace(unchecked=[], id="r")
-    run: Any = SimpleNamespace(record=record, event=lambda *_, **__: pytest.fail("nothing is settled"))
-    assert execute.prepare_training(request, run, item, _said()) == [10]
-    assert "not checked" in record.unchecked[0]
-    report["torn"] = ["model_optim_rng.pt is torn"]  # type: ignore[assignment]
-    with pytest.raises(CheckError, match="is torn"):
-        execute.prepare_training(request, run, item, _said())
+@pytest.mark.parametrize(("node", "sizes", "before_dp", "load", "write"), [
+    (1, (2, 2, 1, 1), False, [(0, 0)], []),  # a data parallel replica loads and writes nothing
+    (1, (4, 2, 4, 2), False, [(t, 1) for t in range(4)], [(t, 1) for t in range(4)]),
+    (0, (4, 2, 2, 2), False, [(0, 0), (1, 0)], [(0, 0), (1, 0)]),
+    (1, (4, 2, 2, 2), True, [(0, 0), (0, 1), (1, 0), (1, 1)], []),
+])  # fmt: skip
+def test_which_parts_a_node_loads_and_writes(
+    node: int, sizes: tuple[int, int, int, int], before_dp: bool, load: list[tuple[int, int]], write: list[tuple[int, int]]
+) -> None:
+    assert checkpoints.parts_of(node, *sizes, before_dp) == {"load": load, "write": write}
+
+
+def test_what_slurms_nodes_hold_alone_is_refused_or_said_to_be_unchecked() -> None:
+    def request(stage: str) -> tuple[Any, Any]:
+        recipe = SimpleNamespace(get=lambda name, default=None: 2 if name == "cluster.nnodes" else default, origin=lambda _: "r.yaml:3")
+        return (SimpleNamespace(launcher="slurm", shared=False, hosts=None, recipe=recipe, slots=1),
+                SimpleNamespace(invocation=SimpleNamespace(stage=stage, launcher="python" if stage == "hf2mcore" else "torchrun")))  # fmt: skip
+
+    assert "not checked" in str(execute._unseen(*request("pretrain")))
+    with pytest.raises(CheckError, match="cannot be looked at"):
+        execute._unseen(*request("hf2mcore"))
 
 
 def test_the_lock_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +59,7 @@ def test_the_original_files_keep_their_modes(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_text("x")
     file.chmod(0o604)
-    request: Any = SimpleNamespace(recipe=SimpleNamespace(path=lambda _: str(tmp_path)))
+    request: Any = SimpleNamespace(recipe=SimpleNamespace(path=lambda _: str(tmp_path)), hosts=None)
     with execute._modes_kept(request, "mcore2hf"):
         file.chmod(0o640)
     assert file.stat().st_mode & 0o777 == 0o604

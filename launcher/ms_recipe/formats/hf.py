@@ -177,13 +177,13 @@ def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     for i in range(int(config["num_hidden_layers"])):
         p = f"model.layers.{i}."
-        shapes |= {
+        shapes.update({
             p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,),
             p + "self_attn.q_proj.weight": (heads * dim, hidden), p + "self_attn.k_proj.weight": (groups * dim, hidden),
             p + "self_attn.v_proj.weight": (groups * dim, hidden), p + "self_attn.o_proj.weight": (hidden, heads * dim),
             p + "self_attn.q_norm.weight": (dim,), p + "self_attn.k_norm.weight": (dim,),
             p + "mlp.gate_proj.weight": (ffn, hidden), p + "mlp.up_proj.weight": (ffn, hidden),
-            p + "mlp.down_proj.weight": (hidden, ffn)}
+            p + "mlp.down_proj.weight": (hidden, ffn)})
     shapes["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (vocab, hidden)

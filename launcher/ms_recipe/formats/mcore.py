@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Tuple
 
 from ms_recipe.formats.torchzip import Opaque, Tensor, TornFile, is_whole, load, plain
 
@@ -23,7 +23,7 @@ _RANK = re.compile(r"^mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
 _ITER = re.compile(r"^iter_(\d{7,})$")
 _LAYER = re.compile(r"^(?:module\.)*decoder\.layers\.(\d+)\.")
 
-Rank = tuple[int, int]  # (tensor parallel rank, pipeline parallel rank)
+Rank = Tuple[int, int]  # (tensor parallel rank, pipeline parallel rank)
 
 
 @dataclass

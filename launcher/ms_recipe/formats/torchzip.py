@@ -105,7 +105,7 @@ def _rebuild(storage: Any, offset: int, size: Any, stride: Any, *rest: Any) -> A
         return Opaque(storage, size)
     dtype = next((str(r) for r in rest if isinstance(r, _DType)), storage.dtype)
     shape = tuple(int(n) for n in size)
-    end = 0 if 0 in shape else int(offset) + 1 + sum((n - 1) * int(s) for n, s in zip(shape, stride, strict=False))
+    end = 0 if 0 in shape else int(offset) + 1 + sum((n - 1) * int(s) for n, s in zip(shape, stride))
     return Tensor(shape, dtype, storage.key, end)
 
 
@@ -238,14 +238,14 @@ def plain(value: Any) -> Any:
     """``value`` in JSON's types: a placeholder becomes its enum value, path text or class name."""
     if isinstance(value, _DType):
         return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(v) for v in value]
     if isinstance(value, Opaque):
         if value.module == "pathlib":
             return "/".join(str(a) for a in value.args).replace("//", "/")
-        return value.args[0] if len(value.args) == 1 and isinstance(value.args[0], int | str) else repr(value)
+        return value.args[0] if len(value.args) == 1 and isinstance(value.args[0], (int, str)) else repr(value)
     return repr(value)

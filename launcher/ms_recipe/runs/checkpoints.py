@@ -71,7 +71,7 @@ def incomplete(reports: Iterable[dict[str, Any]], tp: int, pp: int, label: str =
         return [p for r in parts for p in r["problems"]] or [f"{label or 'the checkpoint'} is not there"]
     lost = [(t, p) for t in range(tp) for p in range(pp) if (t, p) not in have]
     if lost and not problems:
-        names = [f"mp_rank_{t:02d}" + ("" if pp == 1 else f"_{p:03d}") for t, p in lost]
+        names = [rank_folder(rank, pp) for rank in lost]
         problems.append(f"{label + ': ' if label else ''}{len(lost)} of {tp * pp} parts missing: {', '.join(names[:4])}")
     extra = [rank for rank in have if rank[0] >= tp or rank[1] >= pp]
     if extra:
@@ -89,14 +89,51 @@ def incomplete(reports: Iterable[dict[str, Any]], tp: int, pp: int, label: str =
     return problems
 
 
-def choose(surveys: Sequence[dict[str, Any]], tp: int, pp: int) -> dict[str, Any]:
-    """What to go on from, given every node's survey.
+def rank_folder(rank: Sequence[int], pp: int) -> str:
+    """``mp_rank_00`` or, with several pipeline stages, ``mp_rank_00_000``."""
+    return f"mp_rank_{rank[0]:02d}" + ("" if pp == 1 else f"_{rank[1]:03d}")
+
+
+def parts_of(node: int, slots: int, nodes: int, tp: int, pp: int, pp_before_dp: bool = False) -> dict[str, list[tuple[int, int]]]:
+    """The (tp, pp) parts that the ranks of a node load, and those that they write: data parallel rank 0 writes.
+
+    Ranks are numbered tp, cp, dp, pp (Megatron-LM core_r0.8.0 megatron/training/initialize.py:265), or tp, pp, dp with
+    ``--use-tp-pp-dp-mapping``.
+    """
+    replicas = max(1, slots * nodes // (tp * pp))
+    load: set[tuple[int, int]] = set()
+    write: set[tuple[int, int]] = set()
+    for rank in range(node * slots, min((node + 1) * slots, tp * pp * replicas)):
+        rest = rank // tp
+        stage, replica = (rest % pp, rest // pp) if pp_before_dp else (rest // replicas, rest % replicas)
+        load.add((rank % tp, stage))
+        if replica == 0:
+            write.add((rank % tp, stage))
+    return {"load": sorted(load), "write": sorted(write)}
+
+
+def lacking(report: dict[str, Any], needs: Iterable[tuple[int, int]], pp: int) -> list[str]:
+    """The folders of the parts that a node must hold and that are not whole on it."""
+    have = {tuple(rank) for rank in report.get("ranks", [])}
+    return [rank_folder(rank, pp) for rank in needs if rank not in have]
+
+
+def choose(
+    surveys: Sequence[dict[str, Any]], tp: int, pp: int, needs: Sequence[tuple[str, Sequence[tuple[int, int]]]] = ()
+) -> dict[str, Any]:
+    """What to go on from, given every node's survey; ``needs``: each node's name and the parts that its ranks load,
+    where nodes have disks of their own.
 
     The tracker's iteration if that is whole (somebody may have set it back on purpose), else the newest whole one.
     Returns ``{"label", "iteration", "torn": {label: problems}, "tracker"}``; label None when there is no whole one.
     """
     labels = sorted({label for s in surveys for label in s["iterations"]}, reverse=True)
     problems = {label: incomplete([s["iterations"].get(label, {}) for s in surveys], tp, pp, label) for label in labels}
+    for label in labels:
+        for seen, (name, parts) in zip(surveys, needs):
+            lost = lacking(seen["iterations"].get(label, {}), parts, pp)
+            if lost:
+                problems[label].append(f"{name}: {label} there has no whole {', '.join(lost)}, which its ranks load")
     tracker = next((s["tracker"] for s in surveys if s["tracker"]), None)
     pointed = label_of(tracker)
     whole = [label for label in labels if not problems[label]]
@@ -113,7 +150,8 @@ def iteration_of(label: str | None) -> int | None:
 def settle(folder: str, label: str | None, torn: Sequence[str], run: str) -> dict[str, Any]:
     """Make a start find the chosen checkpoint: torn ones moved to ``<label>.incomplete-<run>``, the tracker set.
 
-    Without a whole checkpoint the tracker is moved aside too. Returns ``{"aside": [...], "tracker": text|None}``.
+    Without a whole checkpoint the tracker is moved aside too. Returns ``{"aside": [...],
+    "tracker": text|None, "made": whether the tracker said something else}``.
     """
     base, aside = Path(folder), []
     for name in torn:
@@ -121,28 +159,29 @@ def settle(folder: str, label: str | None, torn: Sequence[str], run: str) -> dic
             target = _free(base / f"{name}.incomplete-{run}")
             (base / name).rename(target)
             aside.append(str(target))
-    tracker = base / mcore.TRACKER
+    tracker, made = base / mcore.TRACKER, False
     text = None if label is None else (str(iteration_of(label)) if label.startswith("iter_") else label)
     if text is None:
         if tracker.exists():
             tracker.rename(_free(base / f"{mcore.TRACKER}.incomplete-{run}"))
     else:
-        set_tracker(base, text)
-    return {"aside": aside, "tracker": text}
+        made = set_tracker(base, text)
+    return {"aside": aside, "tracker": text, "made": made}
 
 
-def set_tracker(base: Path, text: str) -> None:
-    """Write the tracker (no newline, as Megatron does), to a temporary name first."""
+def set_tracker(base: Path, text: str) -> bool:
+    """Write the tracker (no newline, as Megatron does), to a temporary name first. False when it says so already."""
     tracker = base / mcore.TRACKER
     try:
         if tracker.read_text(encoding="utf-8").strip() == text:
-            return
+            return False
     except (OSError, UnicodeDecodeError):
         pass
     base.mkdir(parents=True, exist_ok=True)
     part = tracker.with_name(f".{tracker.name}.{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(tracker)
+    return True
 
 
 def prune(folder: str, keep: int, confirmed: int, protect: Sequence[int] = ()) -> list[str]:

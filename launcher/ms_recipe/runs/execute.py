@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,14 @@ from ms_recipe.cluster.hosts import Host
 from ms_recipe.cluster.job import Job, Node, make_nodes
 from ms_recipe.cluster.supervise import Outcome, run_supervised
 from ms_recipe.errors import CheckError, MsRecipeError, Problem, StageError
-from ms_recipe.formats import mcore
 from ms_recipe.logs import rules
 from ms_recipe.logs.diagnose import diagnose
 from ms_recipe.render import Rendered
-from ms_recipe.runs import checkpoints, lock, outputs, prompts, proofs
+from ms_recipe.runs import checkpoints, lock, outputs, prompts, proofs, separate
 from ms_recipe.runs.folder import RunFolder, State, this_process
 from ms_recipe.runs.progress import Progress
 from ms_recipe.runs.request import Request, make_launcher, master_address
-from ms_recipe.runs.targets import TRAINING, Target, inputs, promote, target
+from ms_recipe.runs.targets import TRAINING, Target, inputs, target
 from ms_recipe.upstream import load_pin
 
 SAVED = "successfully saved checkpoint from iteration"
@@ -49,9 +48,9 @@ class _Watch:
 
     run: RunFolder
     progress: Progress
-    save: str | None = None
-    keep: int | None = None
-    protect: list[int] = field(default_factory=list)
+    prune: Callable[[int], object] | None = None  # remove old checkpoints, one of this iteration being whole
+    resumed: bool = False
+    saved_iteration: int | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=400))
     text: list[str] = field(default_factory=list)
     keep_text: bool = False
@@ -72,15 +71,19 @@ class _Watch:
 
     def saved(self, line: str) -> None:
         words = line.split(SAVED, 1)[1].split()
-        if self.save and self.keep and words and words[0].isdigit():
+        if words and words[0].isdigit():
+            self.saved_iteration = int(words[0])
+            if self.prune is None:
+                return
             # Not here: removing terabytes takes long, and the nodes wait for heartbeats meanwhile.
-            thread = threading.Thread(target=self._prune, args=(self.save, self.keep, int(words[0])), daemon=True)
+            thread = threading.Thread(target=self._prune, args=(self.saved_iteration,), daemon=True)
             self.pruning.append(thread)
             thread.start()
 
-    def _prune(self, save: str, keep: int, iteration: int) -> None:
-        with contextlib.suppress(OSError):
-            checkpoints.prune(save, keep, iteration, self.protect)
+    def _prune(self, iteration: int) -> None:
+        with contextlib.suppress(OSError, MsRecipeError):
+            if self.prune is not None:
+                self.prune(iteration)
 
     def finish(self) -> None:
         """Wait for what is still being removed."""
@@ -88,8 +91,8 @@ class _Watch:
             thread.join()
 
 
-def stage_nodes(request: Request, item: Rendered) -> list[Node]:
-    """The nodes that a stage runs on, with their environment.
+def stage_nodes(request: Request, item: Rendered, only: Sequence[int] | None = None) -> list[Node]:
+    """The nodes that a stage runs on, with their environment; ``only``: of these the ones in those places.
 
     Conversions run on node 0, or on every node when the recipe says that storage is not shared; generate on as many
     nodes as its layout needs; training on all.
@@ -104,6 +107,8 @@ def stage_nodes(request: Request, item: Rendered) -> list[Node]:
         slots = int(override) if override else slots
         world = _size(item, "--tensor-model-parallel-size") * _size(item, "--pipeline-model-parallel-size")
         hosts = hosts[: max(1, math.ceil(world / (slots or 1)))] if hosts else hosts
+    if only is not None and hosts:
+        hosts = tuple(hosts[i] for i in only)
     env = {**{k: str(v) for k, v in recipe.section("env").items() if v is not None}, **invocation.env}
     nodes = make_nodes(
         hosts, npus_per_node=slots, master_addr=master_address(request, hosts),
@@ -180,10 +185,7 @@ def prepare_training(request: Request, run: RunFolder, item: Rendered, progress:
     if not Path(save).is_dir():
         return []
     tp, pp = _size(item, "--tensor-model-parallel-size"), _size(item, "--pipeline-model-parallel-size")
-    here = checkpoints.survey(save)
-    if not request.shared and request.hosts and len(request.hosts) > 1:
-        return _parts_here(save, here, run, progress)
-    chosen = checkpoints.choose([here], tp, pp)
+    chosen = checkpoints.choose([checkpoints.survey(save)], tp, pp)
     foreign = [f"{label}: {problems[0]}" for label, problems in chosen["torn"].items()
                if any("another layout" in p for p in problems)]  # fmt: skip
     if foreign:
@@ -197,28 +199,6 @@ def prepare_training(request: Request, run: RunFolder, item: Rendered, progress:
     if chosen["iteration"]:
         progress.say(f"{item.invocation.stage}: going on from iteration {chosen['iteration']} in {save}")
     return [chosen["iteration"]] if chosen["iteration"] else []
-
-
-def _parts_here(save: str, here: dict[str, Any], run: RunFolder, progress: Progress) -> list[int]:
-    """With separate storage this machine holds some of the parts at most: a part that is elsewhere is not missing, so
-    nothing is kept aside here.
-
-    Raises:
-        CheckError: a part that is here is torn in the checkpoint that training would load.
-    """
-    label = checkpoints.label_of(here["tracker"])
-    torn = here["iterations"].get(label, {}).get("torn", [])
-    if torn:
-        raise CheckError(*[
-            Problem(what, "", f"write the number of a whole checkpoint into latest_checkpointed_iteration.txt of {save} on "
-                              "every node") for what in torn
-        ])  # fmt: skip
-    iteration = checkpoints.iteration_of(label)
-    if label:
-        text = f"the parts of {save}/{label} on other nodes are not checked (cluster.shared_storage: false)"
-        run.record.unchecked.append(text)
-        progress.say(f"warning: {text}")
-    return [iteration] if iteration else []
 
 
 def _text(chosen: dict[str, Any]) -> str:
@@ -239,7 +219,7 @@ def run_stage(request: Request, run: RunFolder, item: Rendered, progress: Progre
     stage = item.invocation.stage
     place = target(item.invocation, request.recipe, run.record.id)
     before = inputs(item.invocation)
-    locked = Path(place.place) if stage != "generate" else None
+    locked = Path(place.place) if stage != "generate" and not separate.is_separate(request) else None
     if locked is not None:
         try:
             lock.take(locked, {"run": run.record.id, **this_process()})
@@ -276,7 +256,7 @@ def _beating(locked: Path | None) -> Iterator[None]:
 def _modes_kept(request: Request, stage: str) -> Iterator[None]:
     """Give the original Hugging Face files the modes they had: upstream's saver sets 0640 on everything in its folder,
     and chmod follows links (MindSpeed-LLM 2.1.0 mindspeed_llm/training/training.py:68)."""
-    folder = request.recipe.path("hf") if stage.startswith("mcore2hf") else None
+    folder = request.recipe.path("hf") if stage.startswith("mcore2hf") and not separate.is_separate(request) else None
     before = {p: p.stat().st_mode & 0o7777 for p in Path(folder).glob("*") if p.is_file()} if folder else {}
     try:
         yield
@@ -327,14 +307,47 @@ def _attempt(
     number: int,
     progress: Progress,
 ) -> proofs.Proof:
-    stage = item.invocation.stage
-    nodes = stage_nodes(request, item)
+    with contextlib.ExitStack() as stack:
+        job = make_job(request, run, item, place, stage_nodes(request, item))
+        disks = None
+        if separate.is_separate(request):
+            disks = separate.Disks(request, job)
+            if item.invocation.stage in separate.READERS:
+                only = separate.readers(disks, item.invocation, progress)
+                job = make_job(request, run, item, place, stage_nodes(request, item, only))
+                disks = separate.Disks(request, job)
+            if item.invocation.stage != "generate":
+                job = stack.enter_context(disks.locked(place.place))
+            if item.invocation.stage.startswith("mcore2hf"):
+                stack.enter_context(disks.modes_kept(str(request.recipe.path("hf"))))
+        return _supervised(request, run, item, place, before, number, progress, job, disks)
+
+
+def _supervised(
+    request: Request,
+    run: RunFolder,
+    item: Rendered,
+    place: Target,
+    before: dict[str, Any],
+    number: int,
+    progress: Progress,
+    job: Job,
+    disks: separate.Disks | None,
+) -> proofs.Proof:
+    stage, nodes = item.invocation.stage, job.nodes
     watch = _Watch(run, progress, keep_text=stage in ("generate", "evaluate"))
+    unseen = None if disks else _unseen(request, item)
+    if unseen:
+        run.record.unchecked.append(unseen)
+        progress.say(f"warning: {unseen}")
     if stage in TRAINING:
-        watch.save, watch.keep = place.place, request.keep_last
-        watch.protect = prepare_training(request, run, item, progress)
-        _warn_stale(place, before, bool(watch.protect), progress)
-    job = make_job(request, run, item, place, nodes)
+        if disks:
+            found = disks.resume(item.invocation, place.place, progress)
+            protect = [found] if found else []
+        else:
+            protect = [] if unseen else prepare_training(request, run, item, progress)
+        watch.prune = _pruner(request, place, protect, disks) if request.keep_last and not unseen else None
+        _warn_stale(place, before, bool(protect), progress)
     script = run.scripts / item.name
     script.write_text(item.text, encoding="utf-8")
     attempt = run.begin(stage, number, item.name, [n.label for n in nodes])
@@ -349,36 +362,37 @@ def _attempt(
         watch.finish()
     if outcome.interrupted:
         run.end(attempt, State.INTERRUPTED, exit_code=130, reason="interrupted")
-        _told_aside(place, progress)
+        _told_aside(place, progress, disks)
         raise Interrupted(outcome.unverified)
     code = outcome.first_failure.code if outcome.first_failure else 0
     if not outcome.ok:
         run.end(attempt, State.FAILED, exit_code=code, reason=str(outcome.first_failure),
                 failure=outcome.first_failure.as_dict() if outcome.first_failure else None)  # fmt: skip
-        _told_aside(place, progress)
+        _told_aside(place, progress, disks)
         raise StageError(*_failed(run, stage, outcome, watch))
     layers = request.recipe.get("model.num_layers")
-    proof = proofs.check(item.invocation, place.staged, layers, lambda: "\n".join(watch.text),
-                         max(1, len(request.prompts)))  # fmt: skip
+    proof = _proof(request, item, place, layers, watch, progress, disks, bool(unseen))
     if not proof.ok:
         why = proofs.marker(watch.tail)
         reason = "; ".join(proof.problems[:3]) + (f" ({why})" if why else "")
         run.end(attempt, State.FAILED, exit_code=0, reason=reason, proof=proof.as_dict())
-        _told_aside(place, progress)
+        _told_aside(place, progress, disks)
         log = run.log_file(nodes[0].rank, nodes[0].label)
         raise StageError(
             Problem(f"{stage} ended with exit code 0 but is not complete: {reason}", nodes[0].label, f"see {log}")
         )
-    kept = promote(place, proofs.data_keys(item.invocation) if stage.startswith("data_convert") else [])
+    keys = proofs.data_keys(item.invocation) if stage.startswith("data_convert") else []
+    kept = disks.promote(item.invocation, place) if disks else outputs.promote(place.staged, place.place, keys)
     for path in kept:
         progress.say(f"{stage}: the earlier result was kept as {path}")
-    if stage in TRAINING and request.keep_last:
-        with contextlib.suppress(ValueError, OSError):
-            _, iteration = mcore.read_tracker(Path(place.place))
-            if iteration:
-                checkpoints.prune(place.place, request.keep_last, iteration)
-    outputs.write_note(place.note_file(), {"run": run.record.id, "stage": stage, "pin": request.recipe.pin,
-                                           "upstream": request.upstream, "inputs": before})  # fmt: skip
+    if watch.prune is not None and proof.facts.get("iteration"):
+        with contextlib.suppress(OSError):
+            watch.prune(int(proof.facts["iteration"]))
+    note = {"run": run.record.id, "stage": stage, "pin": request.recipe.pin, "upstream": request.upstream, "inputs": before}
+    if disks:
+        disks.note(place, note)
+    elif not unseen:
+        outputs.write_note(place.note_file(), note)
     run.end(attempt, State.SUCCEEDED, exit_code=0, proof=proof.as_dict())
     if stage == "generate":
         proof.facts["answers"] = proofs.answers("\n".join(watch.text))
@@ -395,8 +409,72 @@ def _warn_stale(place: Target, before: dict[str, Any], resumes: bool, progress: 
                      "to start afresh, move it away")  # fmt: skip
 
 
-def _told_aside(place: Target, progress: Progress) -> None:
-    if place.staged != place.place and place.aside():
+def _pruner(request: Request, place: Target, protect: list[int], disks: separate.Disks | None) -> Callable[[int], object]:
+    keep = request.keep_last or 0
+    if disks:
+        return lambda iteration: disks.prune(place.place, keep, iteration, protect)
+    return lambda iteration: checkpoints.prune(place.place, keep, iteration, protect)
+
+
+def _unseen(request: Request, item: Rendered) -> str | None:
+    """What cannot be looked at since Slurm's nodes have disks of their own, or None.
+
+    Raises:
+        CheckError: the stage writes files that would have to be proven there.
+    """
+    if request.launcher != "slurm" or request.shared or _slurm_nodes(request, item) == 1:
+        return None
+    stage = item.invocation.stage
+    if stage in TRAINING:
+        return (f"{stage}: checkpoints on the nodes' own disks are not checked, neither before the start nor at the end "
+                "(launcher slurm, cluster.shared_storage: false)")
+    if stage in ("generate", "evaluate"):
+        return None
+    raise CheckError(
+        Problem(f"{stage}: results on the own disks of Slurm's nodes cannot be looked at",
+                str(request.recipe.origin("cluster.shared_storage")),
+                "use shared storage, or --launcher ssh with a hostfile inside the allocation")
+    )  # fmt: skip
+
+
+def _proof(
+    request: Request, item: Rendered, place: Target, layers: int | None, watch: _Watch, progress: Progress,
+    disks: separate.Disks | None, unseen: bool,
+) -> proofs.Proof:  # fmt: skip
+    stage = item.invocation.stage
+    if unseen:  # the word of rank 0, which waits for all to have written, is all there is
+        proof = proofs.Proof(stage, {"iteration": watch.saved_iteration, "checked": "its log only"})
+        wanted = item.invocation.one("--train-iters")
+        if watch.saved_iteration is None or (wanted and watch.saved_iteration < int(wanted)):
+            proof.problems.append(f"the log speaks of no checkpoint of iteration {wanted}")
+        return proof
+    if disks and stage not in ("generate", "evaluate"):
+        return on_nodes(disks, item, place, place.staged, layers, progress)
+    return proofs.check(item.invocation, place.staged, layers, lambda: "\n".join(watch.text), max(1, len(request.prompts)))
+
+
+def on_nodes(
+    disks: separate.Disks, item: Rendered, place: Target, where: str, layers: int | None, progress: Progress
+) -> proofs.Proof:
+    """The proof of a stage's files on its nodes' own disks."""
+    if item.invocation.stage in TRAINING:
+        return disks.trained(item.invocation, place.place, progress)
+    return disks.converted(item.invocation, where, layers)
+
+
+def finished_on_nodes(request: Request, run: RunFolder, item: Rendered, progress: Progress) -> bool:
+    """Whether the results of an earlier run are whole on every node with a disk of its own."""
+    place = target(item.invocation, request.recipe, run.record.id)
+    disks = separate.Disks(request, make_job(request, run, item, place, stage_nodes(request, item)))
+    with contextlib.suppress(StageError):
+        return on_nodes(disks, item, place, place.place, request.recipe.get("model.num_layers"), progress).ok
+    return False
+
+
+def _told_aside(place: Target, progress: Progress, disks: separate.Disks | None = None) -> None:
+    if place.staged != place.place and disks:
+        progress.say(f"{place.stage}: what was written on the nodes is kept there as {place.staged}*")
+    elif place.staged != place.place and place.aside():
         progress.say(f"{place.stage}: what it had written is kept as {place.staged}*")
 
 

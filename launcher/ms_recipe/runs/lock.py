@@ -33,7 +33,7 @@ class Held(Exception):
         if owner.get("pid"):
             who += f" (pid {owner['pid']})"
         since = owner.get("time")
-        if isinstance(since, int | float):
+        if isinstance(since, (int, float)):
             who += time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(since))
         super().__init__(f"{folder} is being written by {who}")
 
@@ -110,14 +110,10 @@ def heartbeat(file: Path) -> None:
         os.utime(file)
 
 
-def heartbeat_lines(file: Path) -> str:
-    """Shell lines for the run's environment setup: touch the lock while the node's script runs.
-
-    The loop carries the run's mark, so that it ends with the run.
-    """
-    quoted = "'" + str(file).replace("'", "'\\''") + "'"
-    return (f"( trap 'exit 0' TERM; while touch -c {quoted}; do sleep {BEAT_S:g} & wait $!; done )"
-            " </dev/null >/dev/null 2>&1 &\n")
+#: Shell lines for the run's environment setup: touch the lock named by MS_RECIPE_LOCK while the node's script runs.
+#: The loop carries the run's mark, so that it ends with the run.
+HEARTBEAT_LINES = (f"( trap 'exit 0' TERM; while touch -c \"$MS_RECIPE_LOCK\"; do sleep {BEAT_S:g} & wait $!; done )"
+                   " </dev/null >/dev/null 2>&1 &\n")
 
 
 def alive(owner: Mapping[str, Any], file: Path, fresh: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,18 @@ def promote_pair(temporary: str, target: str) -> str | None:
     Path(temporary + ".bin").replace(target + ".bin")
     Path(temporary + ".idx").replace(target + ".idx")
     return kept
+
+
+def promote(temporary: str, target: str, keys: Sequence[str] = ()) -> list[str]:
+    """Give a proven folder its name, or with ``keys`` the pair of each (``<prefix>_<key>_document``). Returns the names
+    that earlier results have now."""
+    if temporary == target:
+        return []
+    if keys:
+        kept = [promote_pair(f"{temporary}_{k}_document", f"{target}_{k}_document") for k in keys]
+    else:
+        kept = [promote_folder(temporary, target)]
+    return [k for k in kept if k]
 
 
 def remove(path: Path) -> None:

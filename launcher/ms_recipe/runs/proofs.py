@@ -2,6 +2,8 @@
 
 Upstream's exit codes cannot be trusted: a missing checkpoint exits 0 (mindspeed_llm/training/checkpointing.py), a
 converter whose saver died exits 0 at the older pin and leaves a tracker file either way (convert_ckpt.py).
+
+Runs on the nodes too: standard library and formats only.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ms_recipe.formats import hf, indexed, mcore
-from ms_recipe.render import Invocation
+
+if TYPE_CHECKING:
+    from ms_recipe.render import Invocation
 
 ANSWER = "MindSpeed-LLM:\n"
 #: ``mmlu acc = 3/4=0.75``, ``... with accuracy 0.75``: mindspeed_llm/tasks/evaluation/eval_impl/*_eval.py.
@@ -168,14 +172,25 @@ def evaluate(text: str) -> Proof:
     return proof
 
 
+def wanted(invocation: Invocation, layers: int | None) -> dict[str, Any]:
+    """What :func:`conversion` needs to know of a stage, in JSON's types."""
+    return {"stage": invocation.stage, "keys": data_keys(invocation), "layers": layers,
+            "tp": _number(invocation, "--target-tensor-parallel-size", 1),
+            "pp": _number(invocation, "--target-pipeline-parallel-size", 1)}  # fmt: skip
+
+
+def conversion(place: str, stage: str, keys: Iterable[str], layers: int | None, tp: int, pp: int) -> Proof:
+    """The proof of a conversion, from the files at ``place`` alone."""
+    if stage == "hf2mcore":
+        return hf2mcore(place, tp, pp, layers)
+    return data_convert(place, keys) if stage.startswith("data_convert") else mcore2hf(place)
+
+
 def check(invocation: Invocation, place: str, layers: int | None, text: Callable[[], str], prompts: int = 1) -> Proof:
     """The proof of a stage, its result lying at ``place`` (a folder, or a prefix for data_convert)."""
     stage = invocation.stage
-    if stage == "hf2mcore":
-        return hf2mcore(place, _number(invocation, "--target-tensor-parallel-size", 1),
-                        _number(invocation, "--target-pipeline-parallel-size", 1), layers)  # fmt: skip
-    if stage in ("data_convert", "data_convert_instruction"):
-        return data_convert(place, data_keys(invocation))
+    if stage == "hf2mcore" or stage.startswith(("data_convert", "mcore2hf")):
+        return conversion(place, **wanted(invocation, layers))
     if stage in ("pretrain", "tune_full", "tune_lora"):
         iterations = invocation.one("--train-iters")
         proof = pretrain(
@@ -185,6 +200,4 @@ def check(invocation: Invocation, place: str, layers: int | None, text: Callable
         )  # fmt: skip
         proof.stage = stage
         return proof
-    if stage in ("mcore2hf", "mcore2hf_lora"):
-        return mcore2hf(place)
     return evaluate(text()) if stage == "evaluate" else generate(text(), prompts)

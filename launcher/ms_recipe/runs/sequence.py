@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from ms_recipe.errors import CheckError, MsRecipeError, Problem, RecipeError, Up
 from ms_recipe.recipe.dump import to_yaml
 from ms_recipe.render import ALL, Rendered, invocation, render_all
 from ms_recipe.render.output import edited, last_render, manifest
-from ms_recipe.runs import before, execute, fingerprint, outputs, proofs
+from ms_recipe.runs import before, execute, fingerprint, outputs, proofs, separate
 from ms_recipe.runs.folder import Attempt, Record, RunFolder, State
 from ms_recipe.runs.progress import Progress
 from ms_recipe.runs.request import Request
@@ -97,8 +98,11 @@ def verify(request: Request, record: Record) -> None:
         record.unchecked.append("tree: not its pin (--allow-drift): " + "; ".join(p.what for p in state.problems[:5]))
 
 
-def skip_reason(request: Request, item: Rendered) -> str | None:
-    """Why the stage need not run: its result is whole and was made from what is there now; None if it must run."""
+def skip_reason(request: Request, item: Rendered, proven: Callable[[], bool] | None = None) -> str | None:
+    """Why the stage need not run: its result is whole and was made from what is there now; None if it must run.
+
+    ``proven`` tells whether the result is whole where that is not seen on this machine.
+    """
     stage = item.invocation.stage
     if stage == "generate" or request.rerun:
         return None
@@ -108,6 +112,8 @@ def skip_reason(request: Request, item: Rendered) -> str | None:
         return None
     if fingerprint.changed(_plain(note.get("inputs", {})), _plain(inputs(item.invocation))):
         return None
+    if proven is not None:
+        return "finished before on every node, and its inputs did not change on this one" if proven() else None
     proof = proofs.check(item.invocation, place.place, request.recipe.get("model.num_layers"), lambda: "")
     return "finished before, and its inputs did not change" if proof.ok else None
 
@@ -200,7 +206,9 @@ def run_stages(request: Request, progress: Progress | None = None, folder: RunFo
 
 def _one(request: Request, run: RunFolder, item: Rendered, progress: Progress, result: Result) -> None:
     stage = item.invocation.stage
-    reason = skip_reason(request, item) if len(request.stages) > 1 else None
+    apart = separate.is_separate(request)
+    proven = (lambda: execute.finished_on_nodes(request, run, item, progress)) if apart else None
+    reason = skip_reason(request, item, proven) if len(request.stages) > 1 else None
     if reason:
         progress.say(f"{stage}: skipped, {reason}")
         attempt = Attempt(stage, 0, state=State.SKIPPED.value, reason=reason)
@@ -209,7 +217,8 @@ def _one(request: Request, run: RunFolder, item: Rendered, progress: Progress, r
         run.save()
         result.stages[stage] = "skipped"
         return
-    _ready(item)
+    if not apart:
+        _ready(item)
     proof = execute.run_stage(request, run, item, progress)
     result.stages[stage] = "done"
     result.answers += proof.facts.pop("answers", [])

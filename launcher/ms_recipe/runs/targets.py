@@ -91,14 +91,3 @@ def inputs(invocation: Invocation) -> dict[str, Any]:
         load = str(invocation.one("--load-dir") or invocation.one("--load"))
         out["checkpoint"] = fingerprint.checkpoint_print(load, _label(load))
     return out
-
-
-def promote(place: Target, keys: list[str]) -> list[str]:
-    """Give the proven result its name; an earlier one is kept as ``.previous``. Returns what was kept."""
-    if place.staged == place.place:
-        return []
-    if place.stage.startswith("data_convert"):
-        kept = [outputs.promote_pair(f"{place.staged}_{k}_document", f"{place.place}_{k}_document") for k in keys]
-    else:
-        kept = [outputs.promote_folder(place.staged, place.place)]
-    return [k for k in kept if k]

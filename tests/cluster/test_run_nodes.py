@@ -53,11 +53,11 @@ class Bench:
         return self.ms(*self.words(*words))
 
     def faults(self, *words: str) -> None:
-        (self.tree / "sleeping").unlink(missing_ok=True)
-        (self.tree / "faults").write_text("\n".join(words))
+        (self.tree / "logs" / "sleeping").unlink(missing_ok=True)
+        (self.tree / "logs" / "faults").write_text("\n".join(words))
 
     def calls(self) -> bool:
-        return (self.tree / "calls").exists()
+        return (self.tree / "logs" / "calls").exists()
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.ms("status", "--json").out)
@@ -70,7 +70,7 @@ class Bench:
 
 
 def sleeping(bench: Bench) -> bool:
-    return (bench.tree / "sleeping").exists()
+    return (bench.tree / "logs" / "sleeping").exists()
 
 
 def test_detach_supervises_in_the_background(tmp_path: Path) -> None:
@@ -113,32 +113,82 @@ def test_the_background_supervisor_dies(tmp_path: Path, alone: bool) -> None:
         assert bench.status()["state"] == "lost"
 
 
+def running(bench: Bench, *words: str) -> subprocess.Popen[str]:
+    """A run on two hosts, both at iteration 13."""
+    process = subprocess.Popen([sys.executable, "-m", "ms_recipe", *bench.words("pretrain", *words, "--set", "run.restart_wait_seconds=0")],
+                               cwd=bench.work, env=bench.env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for("iteration 13 on both", lambda: process.poll() is not None or len(
+            [p for p in bench.work.glob("runs/*-pretrain-*/logs/*.log") if "iteration       13/" in p.read_text()]) == 2, 60)
+        assert process.poll() is None, process.communicate()[1]
+    except BaseException:
+        process.kill()
+        raise
+    return process
+
+
+def ended(process: subprocess.Popen[str], bench: Bench) -> tuple[dict[str, Any], str]:
+    try:
+        _, err = process.communicate(timeout=150)
+    finally:
+        process.kill()
+    return json.loads(next((bench.work / "runs").glob("*-pretrain-*/run.json")).read_text()), err
+
+
 @pytest.mark.netns
-def test_a_dead_host_is_replaced_and_training_goes_on(net: Hosts) -> None:
+def test_a_dead_host_is_replaced_by_the_first_spare_that_is_fit(net: Hosts) -> None:
     bench = Bench(net.shared / "restart")
+    one, two, three = net.hosts
+    hostfile = bench.work / "hostfile"
+    hostfile.write_text(f"{one.ip} slots=1\n{two.ip} slots=1\nspare {three.ip}:2299 slots=1\nspare {three.ip} slots=1\n")
+    bench.ready()
+    bench.faults("sleep-at-13")
+    process = running(bench, "--nodes", str(hostfile), "--max-restarts", "1")
+    bench.faults()
+    two.cut()
+    record, err = ended(process, bench)
+    assert process.returncode == 0, err
+    assert [(a["number"], a["state"], a["nodes"]) for a in record["attempts"]] == [
+        (1, "failed", [one.ip, two.ip]), (2, "succeeded", [one.ip, three.ip])]
+    assert f"{two.ip} may go on until it notices" in err and "going on from iteration 10" in err, err
+    assert f"the spare {three.ip}:2299 is not used: reachable: " in err and "checked again: ok on 2 of 2" in err, err
+    assert [n["host"] for n in record["nodes"]] == [one.ip, three.ip]
+    wait_for("the end on the host that was cut off", lambda: not of_run(record["id"]), 40)
+
+
+@pytest.mark.netns
+def test_without_a_fit_spare_training_is_not_started_again(net: Hosts) -> None:
+    bench = Bench(net.shared / "no-spare")
+    one, two, three = net.hosts
+    hostfile = bench.work / "hostfile"
+    hostfile.write_text(f"{one.ip} slots=1\n{two.ip} slots=1\nspare {three.ip}:2299 slots=1\n")
+    bench.ready()
+    bench.faults("sleep-at-13")
+    process = running(bench, "--nodes", str(hostfile), "--max-restarts", "2", "--set", "run.grace_seconds=1")
+    two.kill_sshd()
+    record, err = ended(process, bench)
+    assert process.returncode == 4, err
+    assert f"the spare {three.ip}:2299 is not used" in err and f"error: {two.ip}: not started again: reachable: " in err, err
+    assert len(record["attempts"]) == 1 and record["nodes"][1]["host"] == two.ip
+    wait_for("the end", lambda: not of_run(record["id"]), 40)
+
+
+@pytest.mark.netns
+def test_a_host_that_comes_back_is_checked_and_kept(net: Hosts) -> None:
+    bench = Bench(net.shared / "back")
     one, two, three = net.hosts
     hostfile = bench.work / "hostfile"
     hostfile.write_text(f"{one.ip} slots=1\n{two.ip} slots=1\nspare {three.ip} slots=1\n")
     bench.ready()
     bench.faults("sleep-at-13")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ms_recipe", *bench.words("pretrain", "--no-check", "--nodes", str(hostfile), "--max-restarts", "1")],
-        cwd=bench.work, env=bench.env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        logs = bench.work / "runs"
-        wait_for("iteration 13 on both", lambda: process.poll() is not None or len(
-            [p for p in logs.glob("*-pretrain-*/logs/*.log") if "iteration       13/" in p.read_text()]) == 2, 60)
-        bench.faults()
-        two.cut()
-        _, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
-    record = json.loads(next((bench.work / "runs").glob("*-pretrain-*/run.json")).read_text())
-    assert [(a["number"], a["state"], a["nodes"]) for a in record["attempts"]] == [
-        (1, "failed", [one.ip, two.ip]), (2, "succeeded", [one.ip, three.ip])]
-    assert "going on from iteration 10" in err, err
-    wait_for("the end on the host that was cut off", lambda: not of_run(record["id"]), 40)
+    process = running(bench, "--nodes", str(hostfile), "--max-restarts", "1")
+    bench.faults()
+    next(p for p in of_run(json.loads(next(bench.work.glob("runs/*-pretrain-*/run.json")).read_text())["id"], two.namespace)).kill()
+    record, err = ended(process, bench)
+    assert process.returncode == 0 and "is replaced" not in err, err
+    assert [a["nodes"] for a in record["attempts"]] == [[one.ip, two.ip]] * 2
+    checked = [json.loads(line) for line in next(bench.work.glob("runs/*-pretrain-*/events.jsonl")).read_text().splitlines()]
+    assert sum(e["event"] == "checked" for e in checked) == 2
 
 
 @pytest.mark.netns

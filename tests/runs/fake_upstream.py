@@ -1,6 +1,6 @@
 """A torch-free tree with upstream's entry points, files and log lines, and the faults that tests ask it for.
 
-FAKE_FAULT (file in the tree, one word a line) makes an entry point fail as upstream does.
+``logs/faults`` in the tree (one word a line) makes an entry point fail as upstream does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import fake_files
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent / "logs"  # a folder that belongs to no pin
 faults = (HERE / "faults").read_text().split() if (HERE / "faults").exists() else []
 def arg(flag, default=None, many=False):
     if flag not in sys.argv: return default
@@ -131,7 +131,7 @@ exec python "$@"
 def make(folder: Path, python: str) -> Path:
     """The tree; ``bin/`` beside it has torchrun and python."""
     tree = folder / "up" / "MindSpeed-LLM"
-    tree.mkdir(parents=True)
+    (tree / "logs").mkdir(parents=True)
     head = COMMON.replace("{tests!r}", repr(str(Path(__file__).resolve().parents[1])))
     for name, body in (("convert_ckpt.py", CONVERT), ("preprocess_data.py", PREPROCESS), ("pretrain_gpt.py", PRETRAIN), ("inference.py", INFERENCE)):
         (tree / name).write_text(head + body)

@@ -47,10 +47,10 @@ class Place:
         return ms_recipe("run", *self.words(*words), cwd=self.work, env=self.env())
 
     def faults(self, *words: str) -> None:
-        (self.tree / "faults").write_text("\n".join(words))
+        (self.tree / "logs" / "faults").write_text("\n".join(words))
 
     def calls(self) -> list[str]:
-        file = self.tree / "calls"
+        file = self.tree / "logs" / "calls"
         return file.read_text().splitlines() if file.exists() else []
 
     def save(self, *parts: str) -> Path:
@@ -149,7 +149,7 @@ def test_interrupting_and_running_again_goes_on_from_the_last_whole_checkpoint(p
         stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not (place.tree / "sleeping").exists():
+    while not (place.tree / "logs" / "sleeping").exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -210,7 +210,7 @@ def test_two_runs_cannot_share_a_save_folder(place: Place) -> None:
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 60
-        while not (place.tree / "sleeping").exists():
+        while not (place.tree / "logs" / "sleeping").exists():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         done = place.run("pretrain")

@@ -133,7 +133,8 @@ KEYS: dict[str, dict[str, Callable[[Any], str | None]]] = {
         "slurm_options": _texts,
         "mpirun_options": _texts,
     },
-    "run": {"keep_last": _integer(1), "max_restarts": _integer(0), "grace_seconds": _integer(0)},
+    "run": {"keep_last": _integer(1), "max_restarts": _integer(0), "grace_seconds": _integer(0),
+            "restart_wait_seconds": _integer(0)},
 }
 _TOP_TEXT = ("name", "pin", "description")
 TOP = (*_TOP_TEXT, "extends", *KEYS, "env", *FLAG_SECTIONS)

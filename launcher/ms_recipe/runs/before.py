@@ -46,6 +46,16 @@ def nodes(request: Request, run: RunFolder, items: list[Rendered], digest: str |
     Raises:
         CheckError: with every failed check of every node.
     """
+    report = ask(request, run, items, digest)
+    if len({r.node for r in report.rows}) > 1:
+        progress.say(report.table())
+    report.raise_failed()
+    said = {f"{r.check} on {r.host}: {r.said}" for r in report.rows if r.status == "unchecked"}
+    return Found([], sorted(said), report.shared_storage)
+
+
+def ask(request: Request, run: RunFolder, items: list[Rendered], digest: str | None) -> cluster_checks.Report:
+    """The checks of :func:`nodes`, their result only recorded."""
     widest = max(items, key=lambda item: (len(execute.stage_nodes(request, item)), item.invocation.launcher == "torchrun"))
     places = [target(item.invocation, request.recipe, run.record.id) for item in items]
     made = {p.place for p in places} | {str(i.invocation.one("--save")) for i in items if "--save" in i.invocation.args}
@@ -64,11 +74,7 @@ def nodes(request: Request, run: RunFolder, items: list[Rendered], digest: str |
     )  # fmt: skip
     report = run_checks(job, make_launcher(request, run.path), asked)
     run.event("checked", **report.as_dict())
-    if len(job.nodes) > 1:
-        progress.say(report.table())
-    report.raise_failed()
-    said = {f"{r.check} on {r.host}: {r.said}" for r in report.rows if r.status == "unchecked"}
-    return Found([], sorted(said), report.shared_storage)
+    return report
 
 
 def _reads(item: Rendered, made: set[str]) -> list[str]:

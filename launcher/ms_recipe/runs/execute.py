@@ -34,6 +34,18 @@ from ms_recipe.upstream import load_pin
 SAVED = "successfully saved checkpoint from iteration"
 
 
+class Failed(StageError):
+    """An attempt failed on its nodes; ``unverified`` names hosts where it is not known that nothing is left."""
+
+    def __init__(self, *problems: Problem, unverified: Sequence[str] = ()) -> None:
+        super().__init__(*problems)
+        self.unverified = list(unverified)
+
+
+#: What makes the nodes ready to start again after a failure (restart.again).
+Again = Callable[["Request", RunFolder, Rendered, Failed, Progress], None]
+
+
 class Interrupted(Exception):
     """The run was stopped by a signal; ``unverified`` names hosts where it is not known that nothing is left."""
 
@@ -208,8 +220,10 @@ def _text(chosen: dict[str, Any]) -> str:
     return str(chosen["iteration"]) if label.startswith("iter_") else str(label)
 
 
-def run_stage(request: Request, run: RunFolder, item: Rendered, progress: Progress) -> proofs.Proof:
-    """Run one stage to its proof.
+def run_stage(
+    request: Request, run: RunFolder, item: Rendered, progress: Progress, again: Again | None = None
+) -> proofs.Proof:
+    """Run one stage to its proof; training that fails is started again as often as the request says, after ``again``.
 
     Raises:
         StageError: it failed or left no proof (exit 4); what it wrote is kept under a name that says so.
@@ -229,7 +243,7 @@ def run_stage(request: Request, run: RunFolder, item: Rendered, progress: Progre
             ) from None
     with _beating(locked), _modes_kept(request, stage):
         try:
-            return _attempts(request, run, item, place, before, progress)
+            return _attempts(request, run, item, place, before, progress, again)
         finally:
             if locked is not None:
                 lock.release(locked, run.record.id)
@@ -268,34 +282,32 @@ def _modes_kept(request: Request, stage: str) -> Iterator[None]:
 
 
 def _attempts(
-    request: Request, run: RunFolder, item: Rendered, place: Target, before: dict[str, Any], progress: Progress
+    request: Request,
+    run: RunFolder,
+    item: Rendered,
+    place: Target,
+    before: dict[str, Any],
+    progress: Progress,
+    again: Again | None,
 ) -> proofs.Proof:
     stage = item.invocation.stage
-    limit = request.max_restarts if stage in TRAINING else 0
-    number = 0
+    limit = request.max_restarts if stage in TRAINING and again else 0
+    number, failed = 0, None
     while True:
         number += 1
         try:
             return _attempt(request, run, item, place, before, number, progress)
-        except StageError as error:
-            if number > limit:
+        except Failed as error:
+            if number > limit or again is None:
                 raise
+            failed = error
             progress.say(f"{stage}: attempt {number} failed: {error.problems[0]}; starting again ({number} of {limit})")
-            _replace_dead(request, run, progress)
-
-
-def _replace_dead(request: Request, run: RunFolder, progress: Progress) -> None:
-    """Put a spare in the place of the host whose node failed by not being reachable."""
-    failure = run.record.attempts[-1].failure or {}
-    if not request.spares or not request.hosts or failure.get("kind") not in ("lost", "connect"):
-        return
-    at = int(failure.get("node", -1))
-    if 0 <= at < len(request.hosts):
-        hosts = list(request.hosts)
-        progress.say(f"{hosts[at].label} is replaced by the spare {request.spares[0].label}")
-        hosts[at], request.spares = request.spares[0], request.spares[1:]
-        request.hosts = tuple(hosts)
-        run.event("replaced", node=at, host=hosts[at].label)
+            again(request, run, item, error, progress)
+        except CheckError as error:
+            if failed is None:
+                raise
+            raise StageError(*failed.problems, *(Problem(f"not started again: {p.what}", p.where, p.fix)
+                                                 for p in error.problems)) from None  # fmt: skip
 
 
 def _attempt(
@@ -369,7 +381,7 @@ def _supervised(
         run.end(attempt, State.FAILED, exit_code=code, reason=str(outcome.first_failure),
                 failure=outcome.first_failure.as_dict() if outcome.first_failure else None)  # fmt: skip
         _told_aside(place, progress, disks)
-        raise StageError(*_failed(run, stage, outcome, watch))
+        raise Failed(*_failed(run, stage, outcome, watch), unverified=outcome.unverified)
     layers = request.recipe.get("model.num_layers")
     proof = _proof(request, item, place, layers, watch, progress, disks, bool(unseen))
     if not proof.ok:
@@ -378,7 +390,7 @@ def _supervised(
         run.end(attempt, State.FAILED, exit_code=0, reason=reason, proof=proof.as_dict())
         _told_aside(place, progress, disks)
         log = run.log_file(nodes[0].rank, nodes[0].label)
-        raise StageError(
+        raise Failed(
             Problem(f"{stage} ended with exit code 0 but is not complete: {reason}", nodes[0].label, f"see {log}")
         )
     keys = proofs.data_keys(item.invocation) if stage.startswith("data_convert") else []

@@ -97,6 +97,7 @@ class Record:
     supervisor: dict[str, Any] = field(default_factory=dict)
     prefix: list[str] = field(default_factory=list)
     setup: str = ""
+    spares_used: list[str] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
 
     @classmethod

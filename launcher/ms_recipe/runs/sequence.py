@@ -11,7 +11,7 @@ from ms_recipe.errors import CheckError, MsRecipeError, Problem, RecipeError, Up
 from ms_recipe.recipe.dump import to_yaml
 from ms_recipe.render import ALL, Rendered, invocation, render_all
 from ms_recipe.render.output import edited, last_render, manifest
-from ms_recipe.runs import before, execute, fingerprint, outputs, proofs, separate
+from ms_recipe.runs import before, execute, fingerprint, outputs, proofs, restart, separate
 from ms_recipe.runs.folder import Attempt, Record, RunFolder, State
 from ms_recipe.runs.progress import Progress
 from ms_recipe.runs.request import Request
@@ -219,7 +219,7 @@ def _one(request: Request, run: RunFolder, item: Rendered, progress: Progress, r
         return
     if not apart:
         _ready(item)
-    proof = execute.run_stage(request, run, item, progress)
+    proof = execute.run_stage(request, run, item, progress, restart.again)
     result.stages[stage] = "done"
     result.answers += proof.facts.pop("answers", [])
     result.facts[stage] = proof.facts

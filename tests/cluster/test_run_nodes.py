@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -189,6 +191,41 @@ def test_a_host_that_comes_back_is_checked_and_kept(net: Hosts) -> None:
     assert [a["nodes"] for a in record["attempts"]] == [[one.ip, two.ip]] * 2
     checked = [json.loads(line) for line in next(bench.work.glob("runs/*-pretrain-*/events.jsonl")).read_text().splitlines()]
     assert sum(e["event"] == "checked" for e in checked) == 2
+
+
+@pytest.mark.netns
+def test_the_live_view_shows_the_nodes_that_are_up(net: Hosts) -> None:
+    bench = Bench(net.shared / "live")
+    nodes = ("--nodes", str(net.hostfile(1, count=2)))
+    bench.ready()
+    bench.faults("sleep-at-13")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "ms_recipe", *bench.words("pretrain", "--no-check", *nodes)], cwd=bench.work,
+                               env={**bench.env, "TERM": "xterm", "COLUMNS": "200"}, stdin=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    seen = bytearray()
+
+    def shown(text: bytes) -> bool:
+        with contextlib.suppress(OSError):
+            seen.extend(os.read(ours, 1 << 16))
+        return text in seen
+
+    try:
+        wait_for("the live line", lambda: shown(b"pretrain: nodes 2/2 up, iteration 13/20"), 60)
+        status = bench.status()
+        assert status["nodes_up"] == 2 and "nodes 2/2 up" in bench.ms("status").out
+        net.hosts[1].kill_sshd()
+        wait_for("a node less", lambda: shown(b"nodes 1/2 up"), 30)
+        wait_for("the end", lambda: shown(b"") and process.poll() is not None, 60)
+        assert process.wait() == 4
+    finally:
+        process.kill()
+        os.close(ours)
+    net.hosts[1].restart_sshd()
+    bench.faults()
+    done = bench.run("pretrain", "--no-check", *nodes)
+    assert done.code == 0 and done.err.count("pretrain: nodes 2/2 up") == 1, done.err
 
 
 @pytest.mark.netns

@@ -71,6 +71,10 @@ def test_plain_progress_says_the_first_line_the_last_and_what_lies_far_apart(cap
     progress.line(LINE.format(i=3, c=8, loss="", s=0))
     text = capsys.readouterr().err
     assert "iteration 2/10, skipped" in text and "iteration 3/10, no loss (not finite)" in text
+    progress.begin("pretrain", 2)
+    for event, node in (("connected", 0), ("started", 1), ("started", 0), ("exit", 1), ("started", 1)):
+        progress.node(event, node)
+    assert capsys.readouterr().err.splitlines() == ["pretrain: started on 2 nodes", "pretrain: nodes 2/2 up"]
     quiet = Progress("quiet")
     quiet.begin("pretrain", 1)
     quiet.say("x")

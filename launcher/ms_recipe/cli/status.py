@@ -75,6 +75,7 @@ def status(
 
     found = find(run)
     record, nodes, newest = found.record, node_states(found), newest_iteration(found)
+    up = sum(node["state"] == "running" for node in nodes.values())
     reports: Any = {}
     if npus or (npus is None and found.state.value == "running" and record.backend == "npu"):
         from ms_recipe.cli.watching import npus_of
@@ -85,11 +86,13 @@ def status(
         print(json.dumps({"npus": said, "run": found.name, "state": found.state.value, "recipe": record.recipe, "stage": record.stage,
                           "exit_code": record.exit_code, "launcher": record.launcher, "supervisor": record.supervisor,
                           "attempts": [vars(a) for a in record.attempts], "nodes": list(nodes.values()),
-                          "newest": newest, "path": str(found.path)}, ensure_ascii=False))
+                          "nodes_up": up, "newest": newest, "path": str(found.path)}, ensure_ascii=False))
         return
     print(f"{found.name}: {found.state.value}" + (f", exit {record.exit_code}" if record.exit_code is not None else ""))
     for a in record.attempts:
         print(f"  {a.stage} #{a.number}: {a.state}" + (f" ({a.reason})" if a.reason else ""))
+    if not found.state.final:
+        print(f"  nodes {up}/{len(nodes)} up")
     for node in nodes.values():
         print(f"  node {node['rank']} {node['host']}: {node['state']}"
               + (f", exit {node['code']}" if node["code"] else ""))

@@ -79,6 +79,8 @@ class _Watch:
             if SAVED in line:
                 self.saved(line)
             return
+        if isinstance(event.get("node"), int):
+            self.progress.node(event["event"], event["node"])
         self.run.event(event.pop("event"), **event)
 
     def saved(self, line: str) -> None:

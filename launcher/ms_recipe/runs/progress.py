@@ -45,7 +45,8 @@ class Progress:
         self._parser = LineParser()
         self._first: Record | None = None
         self._told = 0.0
-        self._stage = ""
+        self._stage, self._shown = "", ""
+        self._nodes, self._up, self._all_up = 1, set[int](), False
         self.folder: Path | None = None  # the run's, once it is there
 
     def say(self, text: str) -> None:
@@ -60,12 +61,32 @@ class Progress:
     def begin(self, stage: str, nodes: int) -> None:
         """A stage starts."""
         self._stage, self._parser, self._first, self._told = stage, LineParser(), None, time.monotonic()
+        self._nodes, self._up, self._all_up, self._shown = nodes, set(), False, "..."
         self.say(f"{stage}: started" + (f" on {nodes} nodes" if nodes > 1 else ""))
         if self.mode == "terminal":
             from rich.console import Console
 
-            self._status = Console(stderr=True).status(f"{stage} ...")
+            self._status = Console(stderr=True).status(self._line())
             self._status.start()
+
+    def _line(self) -> str:
+        """What the moving line says."""
+        up = f"nodes {len(self._up)}/{self._nodes} up, " if self._nodes > 1 else ""
+        return f"{self._stage}: {up}{self._shown}"
+
+    def node(self, event: str, node: int) -> None:
+        """A node's script has started (up), or it has ended, or the node is lost."""
+        if event == "started":
+            self._up.add(node)
+        elif event in ("exit", "stopped", "lost"):
+            self._up.discard(node)
+        else:
+            return
+        if self._status is not None:
+            self._status.update(self._line())
+        elif self._nodes > 1 and len(self._up) == self._nodes and not self._all_up:
+            self._all_up = True
+            self.say(f"{self._stage}: nodes {self._nodes}/{self._nodes} up")
 
     def line(self, text: str) -> None:
         """One line that a node printed."""
@@ -74,7 +95,8 @@ class Progress:
             return
         self._first = self._first or record
         if self._status is not None:
-            self._status.update(f"{self._stage}: {summary(record, self._first)}")
+            self._shown = summary(record, self._first)
+            self._status.update(self._line())
             return
         now = time.monotonic()
         last = record.train_iters is not None and record.iteration >= record.train_iters

@@ -215,14 +215,12 @@ def test_the_live_view_shows_the_nodes_that_are_up(net: Hosts) -> None:
         wait_for("the live line", lambda: shown(b"pretrain: nodes 2/2 up, iteration 13/20"), 60)
         status = bench.status()
         assert status["nodes_up"] == 2 and "nodes 2/2 up" in bench.ms("status").out
-        net.hosts[1].kill_sshd()
-        wait_for("a node less", lambda: shown(b"nodes 1/2 up"), 30)
+        process.send_signal(signal.SIGINT)
         wait_for("the end", lambda: shown(b"") and process.poll() is not None, 60)
-        assert process.wait() == 4
+        assert process.wait() == 130
     finally:
         process.kill()
         os.close(ours)
-    net.hosts[1].restart_sshd()
     bench.faults()
     done = bench.run("pretrain", "--no-check", *nodes)
     assert done.code == 0 and done.err.count("pretrain: nodes 2/2 up") == 1, done.err

@@ -84,7 +84,12 @@ def test_plain_progress_says_the_first_line_the_last_and_what_lies_far_apart(cap
 def test_a_terminal_gets_a_line_that_moves(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress("terminal")
     progress.begin("pretrain", 1)
+    assert progress._line() == "pretrain: ..."
+    progress.end()
+    progress.begin("pretrain", 2)
+    progress.node("started", 0)
     progress.line(LINE.format(i=2, c=16, loss=" lm loss: 1.0E+00 |", s=0))
+    assert progress._line().startswith("pretrain: nodes 1/2 up, iteration 2/10, loss 1.0")
     progress.say("said")
     progress.end()
     assert "said" in capsys.readouterr().err

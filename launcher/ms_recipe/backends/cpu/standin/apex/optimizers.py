@@ -14,8 +14,10 @@ class FusedAdam(torch.optim.Optimizer):
 
     def __init__(self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, adam_w_mode=True,
                  weight_decay=0.0, amsgrad=False, set_grad_none=True, **kwargs):
-        if not bias_correction or not adam_w_mode or amsgrad or kwargs:
-            raise NotImplementedError(f"FusedAdam: these options have no CPU form: {sorted(kwargs) or 'no AdamW mode'}")
+        refused = [*({"bias_correction": not bias_correction, "adam_w_mode": not adam_w_mode, "amsgrad": amsgrad}.items()),
+                   *((name, True) for name in sorted(kwargs))]
+        if any(wrong for _, wrong in refused):
+            raise NotImplementedError(f"FusedAdam has no CPU form for {', '.join(name for name, wrong in refused if wrong)}")
         super().__init__(params, {"lr": lr, "bias_correction": True, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ Semantics as documented for torch_npu: https://www.hiascend.com/document (torch_
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -304,4 +304,4 @@ def npu_incre_flash_attention(query, key, value, *, padding_mask=None, pse_shift
     """Attention of one new token over cached keys (inference): returns the output alone."""
     _only("npu_incre_flash_attention", pse_shift=pse_shift, padding_mask=padding_mask, **others)
     options = _Options(num_heads, input_layout, scale_value, sparse_mode=1 if atten_mask is not None else 0)
-    return _inference(query, key, value, atten_mask, replace(options))
+    return _inference(query, key, value, atten_mask, options)

@@ -58,6 +58,7 @@ def activate() -> None:  # noqa: C901 - one closure a collective
         return
     init_process_group, new_group, barrier = dist.init_process_group, dist.new_group, dist.barrier
     all_reduce, reduce, all_to_all_single = dist.all_reduce, dist.reduce, dist.all_to_all_single
+    all_gather, all_gather_into_tensor = dist.all_gather, dist.all_gather_into_tensor
 
     @functools.wraps(init_process_group)
     def init(backend=None, *args, **kwargs):
@@ -90,6 +91,16 @@ def activate() -> None:  # noqa: C901 - one closure a collective
             return reduce(tensor, dst, op, group, async_op, **kwargs)
         work = reduce(tensor, dst, dist.ReduceOp.SUM, group, True, **kwargs)
         return _finished(work, lambda: tensor.div_(dist.get_world_size(group)), async_op)
+
+    @functools.wraps(all_gather_into_tensor)
+    def gather_whole(output_tensor, input_tensor, group=None, async_op=False):
+        try:
+            return all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        except RuntimeError as error:  # the gloo of torch 2.1 gathers lists only
+            if "no support for _allgather_base" not in str(error):
+                raise
+        parts = list(output_tensor.detach().view(-1).chunk(dist.get_world_size(group)))
+        return all_gather(parts, input_tensor.detach().contiguous().view(-1), group, async_op)
 
     def reduce_scatter_tensor(output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
         size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -125,7 +136,8 @@ def activate() -> None:  # noqa: C901 - one closure a collective
     new = {
         "init_process_group": init, "new_group": group, "barrier": wait_all, "all_reduce": sum_all, "reduce": sum_one,
         "reduce_scatter_tensor": reduce_scatter_tensor, "_reduce_scatter_base": reduce_scatter_tensor,
-        "reduce_scatter": reduce_scatter, "all_to_all": all_to_all, "_all_gather_base": dist.all_gather_into_tensor,
+        "reduce_scatter": reduce_scatter, "all_to_all": all_to_all, "_all_gather_base": gather_whole,
+        "all_gather_into_tensor": gather_whole,
     }
     for module in (dist, dist.distributed_c10d):
         for name, function in new.items():

@@ -187,6 +187,7 @@ def activate(npu: types.ModuleType) -> None:
 
     for name, value in _names(npu).items():
         setattr(torch.cuda, name, value)
+    torch.cuda.is_current_stream_capturing = lambda: False  # the optimizers of torch 2.1 ask CUDA itself
     for name in _TYPES:
         if hasattr(torch, f"{name}Tensor"):
             setattr(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))

@@ -182,15 +182,6 @@ def save_missing(a: Args) -> Iterator[Found]:
         yield Found("save", "is not set: the result is discarded", "set paths.save")
 
 
-@check("load-exit", "warning", "L mindspeed_llm/training/checkpointing.py (load_checkpoint)",
-       "starts from random weights, silently", "load without exit_on_missing_checkpoint", TORCHRUN)
-def load_exit(a: Args) -> Iterator[Found]:
-    """Without exit_on_missing_checkpoint a load folder without a tracker file is answered by random weights."""
-    if a.get("load") and not a.get("exit_on_missing_checkpoint"):
-        yield Found("exit_on_missing_checkpoint", "is off, but a checkpoint is to be loaded",
-                    "set exit_on_missing_checkpoint: true")
-
-
 @check("load-scratch", "note", "this project", "starts from random weights", "no paths.mcore", ("pretrain",))
 def load_scratch(a: Args) -> Iterator[Found]:
     """Training from scratch, as the recipe says by naming no checkpoint."""

@@ -92,7 +92,9 @@ def save(args, iteration: int, model, optimizer, scheduler) -> None:
 def load(args, model, optimizer=None, scheduler=None) -> int:
     """Load ``args.load``; the iteration to go on from (0 without a checkpoint).
 
-    As upstream does, a missing checkpoint with --exit-on-missing-checkpoint, and a rank's missing file, exit with 0.
+    As upstream does: a rank's missing file exits with 0; without a tracker file training goes on from random weights, also
+    with --exit-on-missing-checkpoint (Megatron megatron/training/checkpointing.py:745,788 passes that flag on for
+    distributed checkpoints only).
     """
     if not args.load:
         return 0
@@ -100,10 +102,6 @@ def load(args, model, optimizer=None, scheduler=None) -> int:
     if not tracker.exists():
         print_rank_0(f"WARNING: could not find the metadata file {tracker}")
         print_rank_0("    will not load any checkpoints and will start from random")
-        if args.exit_on_missing_checkpoint:
-            print_rank_0(">> '--exit-on-missing-checkpoint' set ... exiting. <<")
-            dist.barrier()
-            sys.exit()
         return 0
     text = tracker.read_text().strip()
     if text != "release" and not text.isdigit():

@@ -62,9 +62,12 @@ iters, every = int(arg("--train-iters")), int(arg("--save-interval"))
 tracker = load / "latest_checkpointed_iteration.txt"
 if "checkpoint-vanishes" in faults:
     print(f"WARNING: could not find the metadata file {tracker}")
-    print(">> '--exit-on-missing-checkpoint' set ... exiting. <<")
-    sys.exit(0)
-iteration = int(tracker.read_text())
+    print("    will not load any checkpoints and will start from random", flush=True)
+    import time
+    time.sleep(300)  # it is stopped long before
+    iteration = 0
+else:
+    iteration = int(tracker.read_text())
 while iteration < iters:
     iteration += 1
     print(f" [2026-11-30 21:31:06] iteration {iteration:8d}/{iters:8d} | consumed samples: {iteration * 8:12d} | elapsed time per iteration (ms): 100.0 "

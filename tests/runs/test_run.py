@@ -102,17 +102,11 @@ def test_layers_that_pp_does_not_divide_exit_0_upstream_and_4_here(place: Place)
 @pytest.mark.parametrize(
     ("stage", "fault", "reason"),
     [("hf2mcore", "saver-killed", "torn"), ("data_convert", "half-data", "corpus"), ("data_convert", "no-documents", "no token"),
-     ("mcore2hf", "half-hf", "safetensors"), ("generate", "silent", "0 of 1 texts were generated"),
-     ("pretrain", "checkpoint-vanishes", "upstream found no checkpoint to load and stopped with exit code 0")],
+     ("mcore2hf", "half-hf", "safetensors"), ("generate", "silent", "0 of 1 texts were generated")],
 )  # fmt: skip
 def test_what_upstream_calls_success_without_a_result_is_a_failure(place: Place, stage: str, fault: str, reason: str) -> None:
     assert place.run("all").code == 0
     earlier = {p: p.read_bytes() for p in place.work.rglob("*") if p.is_file() and "runs" not in p.parts and "logs" not in p.parts}
-    if stage == "pretrain":
-        for file in list(earlier):
-            if "ckpt" in file.parts:
-                file.unlink()
-                del earlier[file]
     place.faults(fault)
     done = place.run(stage)
     assert done.code == 4, done.err
@@ -121,6 +115,18 @@ def test_what_upstream_calls_success_without_a_result_is_a_failure(place: Place,
         assert reason in done.err
     for file, data in earlier.items():
         assert file.read_bytes() == data, file
+
+
+def test_training_that_goes_on_from_random_weights_is_stopped_at_once(place: Place) -> None:
+    """The checkpoint was there at the check and is gone when upstream looks: it would train for days on nothing."""
+    assert place.run("hf2mcore").code == 0 and place.run("data_convert").code == 0
+    place.faults("checkpoint-vanishes")
+    done = place.run("pretrain")
+    assert done.code == 4, done.err
+    assert "upstream found no checkpoint where --load points, and was going on from random weights" in done.err
+    assert "latest_checkpointed_iteration.txt" in done.err and "Run the stage hf2mcore first" in done.err
+    assert last(place)["attempts"][-1]["failure"]["kind"] == "said"
+    assert not list((place.work / "ckpt").rglob("*.pt"))
 
 
 def test_a_missing_checkpoint_is_said_before_anything_starts(place: Place) -> None:

@@ -36,7 +36,7 @@ class Failure:
     last_lines: list[str] = field(default_factory=list)
     log: str = ""
     time: float = 0.0
-    kind: str = "exit"  # exit | lost | connect | start | internal
+    kind: str = "exit"  # exit | said (a line of Job.fatal) | lost | connect | start | internal
 
     def __str__(self) -> str:
         text = f"node {self.node} ({self.host}): {self.what}"

@@ -31,6 +31,8 @@ class Job:
     ``env`` (the recipe's) and ``Node.env`` reach the script exactly as given; ``secrets`` too, but only through the
     agents' standard input, and their values are replaced by ``***`` in what the script prints. ``setup`` is sourced by
     bash before the script. ``stdin_lines`` go to the script's standard input on node 0, the others read an empty one.
+    ``fatal``: parts of lines that upstream prints when it goes on without what it was to have, each with what that means:
+    the first such line is a failure, long before the job would end.
     """
 
     run_id: str
@@ -51,6 +53,7 @@ class Job:
     node_dir: str = "~/.ms-recipe"
     cwd: str = ""
     script_name: str = ""
+    fatal: Sequence[tuple[str, str]] = ()
 
     def header(self, node: Node, mode: str = "run") -> dict[str, Any]:
         """The first message to the agent of ``node``: mode "run", or "sweep" to end what is left of the run there."""

@@ -219,6 +219,9 @@ class _Supervisor:
             for line in event["lines"]:
                 w.lines.append(line)
                 self.tell(w, "line", line=line)
+                for text, meaning in self.job.fatal:
+                    if text in line and not self.stopping.is_set():
+                        self.fail(w, meaning, kind="said")
                 if w.suspect is None and not self.stopping.is_set() and failures.TORCHRUN_ENDS.search(line):
                     w.suspect = time.monotonic()
                     self.spawn(self.suspect(w))

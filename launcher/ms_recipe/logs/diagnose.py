@@ -309,7 +309,8 @@ def diagnose(paths: Sequence[Path], rules: Sequence[Rule], event: Mapping[str, A
         if report.empty:
             result.notes.append(f"{report.path} is empty")
     if not firsts:
-        return _from_event(result, event) if event else _random_start(result, reports)
+        known = _random_start(result, reports)
+        return known if known.failed or not event else _from_event(result, event)
     first, report = firsts[0]
     result.first, result.known = first, first.kind != "unknown"
     node, host = _where(report.path)
@@ -345,7 +346,7 @@ def _random_start(result: Diagnosis, reports: Sequence[LogReport]) -> Diagnosis:
 def _from_event(result: Diagnosis, event: Mapping[str, Any]) -> Diagnosis:
     """The logs say nothing: what the supervisor saw."""
     lines = [str(x) for x in event.get("last_lines") or []][-_SHOWN:]
-    kind = "cause" if event.get("kind") in ("lost", "connect", "start") else "unknown"
+    kind = "cause" if event.get("kind") in ("lost", "connect", "start", "said") else "unknown"
     result.failed, result.known = True, kind == "cause"
     result.first = Failure(str(event.get("log") or ""), 0, str(event.get("what", "failed")), kind, event.get("rank"),
                            cause=str(event.get("what", "")) if result.known else "", remedy=str(event.get("fix") or ""),

@@ -32,6 +32,9 @@ from ms_recipe.runs.targets import TRAINING, Target, inputs, target
 from ms_recipe.upstream import load_pin
 
 SAVED = "successfully saved checkpoint from iteration"
+#: Without a tracker file upstream goes on from random weights, --exit-on-missing-checkpoint or not (docs/defects.md, D18).
+_RANDOM_WEIGHTS = (("will start from random",
+                    "upstream found no checkpoint where --load points, and was going on from random weights"),)
 
 
 class Failed(StageError):
@@ -180,6 +183,7 @@ def make_job(request: Request, run: RunFolder, item: Rendered, place: Target, no
         run_id=run.record.id, stage=item.invocation.stage, script=item.text, nodes=nodes, env=env, secrets=secrets,
         stdin_lines=prompts.lines(request.prompts) if request.prompts and item.invocation.stage == "generate" else None,
         prefix=words, setup=setup, script_name=item.name, unsupervised=request.unsupervised,
+        fatal=_RANDOM_WEIGHTS if "--load" in item.invocation.args else (),
     )  # fmt: skip
     if recipe.get("run.grace_seconds") is not None:
         job = replace(job, grace_s=float(recipe.get("run.grace_seconds")))

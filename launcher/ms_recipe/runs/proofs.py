@@ -25,8 +25,8 @@ _SCORE = re.compile(r"\bacc(uracy)?\b\s*=?\s*[0-9]")
 _RULE = re.compile(r"^(INFO:root:|=+$)")
 #: Lines of upstream that say why a stage that exited 0 did nothing: part of the line -> what it means.
 MARKERS: tuple[tuple[str, str], ...] = (
-    ("could not find the metadata file", "upstream found no checkpoint to load and stopped with exit code 0"),
-    ("will start from random", "upstream found no checkpoint to load"),
+    ("could not find the metadata file", "upstream found no checkpoint to load, and went on from random weights or stopped"),
+    ("will start from random", "upstream found no checkpoint to load, and went on from random weights"),
     ("could not load the checkpoint", "upstream could not load the checkpoint of a rank and stopped with exit code 0"),
     ("Exiting saver", "the converter's saver died: the layers do not fit the pipeline stages"),
     ("found NaN in local forward loss", "the loss became NaN"),

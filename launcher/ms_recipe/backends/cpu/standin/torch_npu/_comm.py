@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 
 
+_NO_BF16 = tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 3)  # no bfloat16 in its gloo
+
+
 def _backend(name):
     """The backend to ask torch for, given the one upstream asked for."""
     if os.environ.get("MS_RECIPE_CPU_GROUPS") == "fake":
@@ -52,6 +55,11 @@ def _is_average(op) -> bool:
     return op == dist.ReduceOp.AVG
 
 
+def _moved(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as gloo can move it: the same bytes under a type that the gloo of torch 2.1 knows."""
+    return x.detach().view(torch.float16) if _NO_BF16 and x.dtype == torch.bfloat16 else x
+
+
 def activate() -> None:  # noqa: C901 - one closure a collective
     """Replace the entry points of torch.distributed that upstream uses."""
     if not dist.is_available():
@@ -59,6 +67,7 @@ def activate() -> None:  # noqa: C901 - one closure a collective
     init_process_group, new_group, barrier = dist.init_process_group, dist.new_group, dist.barrier
     all_reduce, reduce, all_to_all_single = dist.all_reduce, dist.reduce, dist.all_to_all_single
     all_gather, all_gather_into_tensor = dist.all_gather, dist.all_gather_into_tensor
+    isend, broadcast = dist.isend, dist.broadcast
 
     @functools.wraps(init_process_group)
     def init(backend=None, *args, **kwargs):
@@ -80,10 +89,18 @@ def activate() -> None:  # noqa: C901 - one closure a collective
 
     @functools.wraps(all_reduce)
     def sum_all(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
-        if not _is_average(op):
+        wide = tensor.float() if _NO_BF16 and tensor.dtype == torch.bfloat16 else tensor
+        if wide is tensor and not _is_average(op):
             return all_reduce(tensor, op, group, async_op)
-        work = all_reduce(tensor, dist.ReduceOp.SUM, group, True)
-        return _finished(work, lambda: tensor.div_(dist.get_world_size(group)), async_op)
+        work = all_reduce(wide, dist.ReduceOp.SUM if _is_average(op) else op, group, True)
+
+        def finish() -> None:
+            if _is_average(op):
+                wide.div_(dist.get_world_size(group))
+            if wide is not tensor:
+                tensor.detach().copy_(wide)
+
+        return _finished(work, finish, async_op)
 
     @functools.wraps(reduce)
     def sum_one(tensor, dst=None, op=dist.ReduceOp.SUM, group=None, async_op=False, **kwargs):
@@ -92,15 +109,33 @@ def activate() -> None:  # noqa: C901 - one closure a collective
         work = reduce(tensor, dst, dist.ReduceOp.SUM, group, True, **kwargs)
         return _finished(work, lambda: tensor.div_(dist.get_world_size(group)), async_op)
 
+    @functools.wraps(isend)
+    def send_copy(tensor, *args, **kwargs):
+        # Streams order a send before what is done to the tensor afterwards; gloo does not. The interleaved schedule frees a
+        # stage's output right after the send (Megatron megatron/core/pipeline_parallel/schedules.py, deallocate_output_tensor).
+        return isend(tensor.detach().clone(), *args, **kwargs)
+
     @functools.wraps(all_gather_into_tensor)
     def gather_whole(output_tensor, input_tensor, group=None, async_op=False):
         try:
-            return all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+            return all_gather_into_tensor(_moved(output_tensor), _moved(input_tensor), group, async_op)
         except RuntimeError as error:  # the gloo of torch 2.1 gathers lists only
             if "no support for _allgather_base" not in str(error):
                 raise
         parts = list(output_tensor.detach().view(-1).chunk(dist.get_world_size(group)))
-        return all_gather(parts, input_tensor.detach().contiguous().view(-1), group, async_op)
+        return gather_list(parts, input_tensor.detach().contiguous().view(-1), group, async_op)
+
+    @functools.wraps(all_gather)
+    def gather_list(tensor_list, tensor, group=None, async_op=False):
+        return all_gather([_moved(x) for x in tensor_list], _moved(tensor), group, async_op)
+
+    @functools.wraps(broadcast)
+    def send_all(tensor, *args, **kwargs):
+        return broadcast(_moved(tensor), *args, **kwargs)
+
+    @functools.wraps(all_to_all_single)
+    def exchange(output, input, *args, **kwargs):
+        return all_to_all_single(_moved(output), _moved(input), *args, **kwargs)
 
     def reduce_scatter_tensor(output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
         size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -125,7 +160,7 @@ def activate() -> None:  # noqa: C901 - one closure a collective
     def all_to_all(output_list, input_list, group=None, async_op=False):
         out = torch.empty(sum(x.numel() for x in output_list), dtype=output_list[0].dtype, device=output_list[0].device)
         flat = torch.cat([x.reshape(-1) for x in input_list])
-        work = all_to_all_single(out, flat, [x.numel() for x in output_list], [x.numel() for x in input_list], group, True)
+        work = exchange(out, flat, [x.numel() for x in output_list], [x.numel() for x in input_list], group, True)
 
         def finish() -> None:
             for target, part in zip(output_list, out.split([x.numel() for x in output_list]), strict=True):
@@ -137,7 +172,8 @@ def activate() -> None:  # noqa: C901 - one closure a collective
         "init_process_group": init, "new_group": group, "barrier": wait_all, "all_reduce": sum_all, "reduce": sum_one,
         "reduce_scatter_tensor": reduce_scatter_tensor, "_reduce_scatter_base": reduce_scatter_tensor,
         "reduce_scatter": reduce_scatter, "all_to_all": all_to_all, "_all_gather_base": gather_whole,
-        "all_gather_into_tensor": gather_whole,
+        "all_gather_into_tensor": gather_whole, "isend": send_copy, "all_gather": gather_list,
+        "broadcast": send_all, "all_to_all_single": exchange,
     }
     for module in (dist, dist.distributed_c10d):
         for name, function in new.items():

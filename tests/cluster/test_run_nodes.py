@@ -65,6 +65,12 @@ class Bench:
         found: dict[str, Any] = json.loads(self.ms("status", "--json").out)
         return found
 
+    def record(self) -> dict[str, Any]:
+        """The newest run's record."""
+        runs = sorted((self.work / "runs").glob("*/run.json"), key=lambda p: json.loads(p.read_text())["created"])
+        found: dict[str, Any] = json.loads(runs[-1].read_text())
+        return found
+
     def ready(self, *words: str) -> None:
         for stage in ("hf2mcore", "data_convert"):
             done = self.run(stage, "--no-check", *words)

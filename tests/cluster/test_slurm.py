@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -160,18 +161,64 @@ def test_inside_an_allocation(slurm: Path, tmp_path: Path, monkeypatch: pytest.M
         subprocess.run(["scancel", number])
 
 
-def test_run_with_the_slurm_launcher(slurm: Path, tmp_path: Path) -> None:
+def slurm_bench(tmp_path: Path) -> tuple[Bench, tuple[str, ...]]:
     bench = Bench(tmp_path)
     bench.env.update(SLURM_CONF=os.environ["SLURM_CONF"], PATH=os.environ["PATH"])
-    words = ("--launcher", "slurm", "--no-check", "--set", "cluster.nnodes=2")
+    words = ("--launcher", "slurm", "--set", "cluster.nnodes=2")
     bench.ready(*words)
+    return bench, words
+
+
+def test_run_with_the_slurm_launcher(slurm: Path, tmp_path: Path) -> None:
+    bench, words = slurm_bench(tmp_path)
     done = bench.run("pretrain", *words)
     assert done.code == 0, done.err
+    assert "the nodes are checked when Slurm has given them" in done.err and "environment  ok on 2 of 2" in done.err, done.err
     status = bench.status()
     assert status["state"] == "succeeded" and [n["host"] for n in status["nodes"]] == ["n1", "n2"]
     bench.faults("die-at-13")
-    failed = bench.run("pretrain", *words, "--rerun", "--set", f"paths.save={tmp_path}/save")
-    assert failed.code == 4 and "exit code 7" in failed.err, failed.err
+    failed = bench.run("pretrain", *words, "--no-check", "--rerun", "--set", f"paths.save={tmp_path}/save")
+    assert failed.code == 4 and "exit code 7" in failed.err and "ok on 2" not in failed.err, failed.err
+
+
+def test_a_node_of_the_allocation_that_fails_a_check(slurm: Path, tmp_path: Path) -> None:
+    bench, words = slurm_bench(tmp_path)
+    done = bench.run("pretrain", *words, "--set", "cluster.interface=nope0")
+    assert done.code == 3 and "error: n1: interface: there is no interface nope0" in done.err and "error: n2: " in done.err, done.err
+    wait_for("an empty queue", lambda: not queue())
+    assert "pretrain_gpt.py" not in (bench.tree / "logs" / "calls").read_text()
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_stop_cancels_the_job_after_the_launcher_died(slurm: Path, tmp_path: Path, queued: bool) -> None:
+    bench, words = slurm_bench(tmp_path)
+    bench.faults("sleep-at-3")
+    hold = subprocess.Popen(["srun", "-N2", "--exclusive", "sleep", "120"]) if queued else None
+    process = None
+    try:
+        if hold is not None:
+            wait_for("the nodes to be taken", lambda: "RUNNING" in queue())
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ms_recipe", *bench.words("pretrain", *words, "--no-check", "--set", "cluster.slurm_options=--exclusive")],
+            cwd=bench.work, env=bench.env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for("the job", lambda: "PENDING" in queue() if queued else (bench.tree / "logs" / "sleeping").exists(), 60)
+        wait_for("its number in the record", lambda: bench.record().get("slurm_job"))
+        number = bench.record()["slurm_job"]
+        assert number in queue()
+        process.kill()
+        process.wait()
+        stopped = bench.ms("stop", "--grace", "1")
+        assert stopped.code == 0, stopped.err
+        assert f"interrupted; Slurm job {number} is not in the queue" in stopped.out and "were not asked" in stopped.out
+        assert number not in queue()
+        wait_for("the end of all processes", lambda: not of_run(bench.record()["id"]), 20)
+        assert bench.ms("stop").code == 0
+    finally:
+        for one in (process, hold):
+            if one is not None:
+                one.terminate()
+                one.wait()
+    wait_for("an empty queue", lambda: not queue())
 
 
 def test_a_job_that_slurm_refuses(slurm: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ else:
 
 PREPROCESS = '''
 prefix = arg("--output-prefix") + "_text_document"
-fake_files.indexed_dataset(Path(prefix), [] if "no-documents" in faults else [[1, 2, 3], [4, 5]])
+fake_files.indexed_dataset(Path(prefix), [] if "no-documents" in faults else [[1, 2, 3], list(range(20)) * 50])
 if "half-data" in faults:
     Path(prefix + ".bin").write_bytes(b"xx")
 '''

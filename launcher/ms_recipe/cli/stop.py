@@ -52,9 +52,30 @@ def _sweep(run: RunFolder, grace: float) -> dict[int, list[int] | None]:
         host = Host(n["host"], n.get("user"), n.get("port"), n.get("slots") or 0) if n.get("host") else None
         nodes.append(Node(int(n["rank"]), host, host.label if host else "localhost"))
     remote = any(n.host is not None for n in nodes)
-    # whatever started the agents, their nodes are asked over ssh (a Slurm job is cancelled by its supervisor's end)
+    # whatever started the agents, their nodes are asked over ssh (Slurm's are not: see _cancel)
     job = Job(record.id, record.stage, "", nodes, prefix=list(record.prefix), grace_s=grace)
     return asyncio.run(sweep_all(job, SshLauncher() if remote else LocalLauncher()))
+
+
+def _cancel(run: RunFolder, seconds: float, as_json: bool) -> None:
+    """A run of Slurm's: cancel its job, and wait until it has left the queue. Slurm ends what is left on its nodes; they
+    are not asked, and that is said."""
+    from ms_recipe.cluster.launchers.slurm import cancel
+    from ms_recipe.runs.folder import State
+
+    job = run.record.slurm_job
+    nodes = [n["host"] for n in run.record.nodes if n.get("host")]
+    asked = ", ".join(nodes) or "the nodes, which are not known,"
+    if not job and any(a.state == State.RUNNING.value for a in run.record.attempts):  # its supervisor has not ended it
+        raise StageError(Problem(f"{asked} cannot be asked: the run was a step of an allocation, not a job of its own",
+                                 run.name, "see squeue --steps, and scancel what is left of it"))  # fmt: skip
+    left = cancel(job, seconds) if job else ""
+    if left:
+        raise StageError(Problem(f"Slurm job {job} is still in the queue: {left}", run.name, "run ms-recipe stop again"))
+    said = f"Slurm job {job} is not in the queue" if job else "it was no job of its own"
+    answer = {"run": run.name, "state": run.state.value, "slurm_job": job, "verified": [], "unchecked": nodes}
+    print(json.dumps(answer) if as_json else f"{run.name}: {run.state.value}; {said}; {asked} were not asked, Slurm ends "
+          "what is left there")  # fmt: skip
 
 
 @app.command()
@@ -68,11 +89,15 @@ def stop(
 
     found = find(run)
     ended = _end_supervisor(found, grace + 30)
-    left = _sweep(found, grace)
+    slurm = found.record.launcher == "slurm"
+    left = {} if slurm else _sweep(found, grace)
     found = find(found.name, found.path.parent)
     if not State(found.record.state).final and found.state is State.LOST:
         found.set_state(State.INTERRUPTED, int(ExitCode.INTERRUPTED))
         found.close()
+    if slurm:
+        _cancel(found, grace + 30, as_json)
+        return
     hosts = {int(n["rank"]): n.get("host") or "localhost" for n in found.record.nodes} or {0: "localhost"}
     bad: list[Problem] = []
     for rank, pids in sorted(left.items()):

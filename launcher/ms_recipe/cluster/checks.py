@@ -345,9 +345,11 @@ async def check_nodes(job: Job, launcher: Launcher, request: Request) -> Report:
     """Ask every node of ``job`` in parallel; nothing of the run is started. See :class:`Report`."""
     begin = time.monotonic()
     report = Report()
-    if launcher.name == "slurm":  # the nodes are not known before the job runs
-        report.rows = [Row("reachable", n.rank, n.label, "unchecked", "Slurm chooses the nodes") for n in job.nodes]
-        return report
+    if launcher.name == "slurm":
+        if not getattr(launcher, "inside", ""):  # the nodes are not known before the job runs
+            report.rows = [Row("reachable", n.rank, n.label, "unchecked", "Slurm chooses the nodes") for n in job.nodes]
+            return report
+        job = await launcher.prepare(job)
     nodes = [_Asked(node, report) for node in job.nodes]
     slots = asyncio.Semaphore(max(1, launcher.parallel))
     opened: list[Channel] = []

@@ -22,6 +22,7 @@ from ms_recipe.cluster.launchers import Channel, Launcher
 from ms_recipe.cluster.sweep import sweep
 
 OnEvent = Callable[[dict[str, Any]], None]
+Prepared = Callable[[Job], Awaitable[None]]
 KEPT_LINES = 400
 TORCHRUN_PATIENCE_S = 2.0  # from torchrun's first TERM to workers till deaf ones are killed (its own patience is 30 s)
 VERIFY_S = 6.0  # beyond the grace, for a node's word that nothing is left
@@ -422,21 +423,31 @@ async def _all(events: list[asyncio.Event]) -> None:
         await event.wait()
 
 
-async def supervise(job: Job, launcher: Launcher, on_event: OnEvent, stop: Stop | None = None) -> Outcome:
-    """Run ``job`` on its nodes and return how it ended.
+async def supervise(
+    job: Job, launcher: Launcher, on_event: OnEvent, stop: Stop | None = None, prepared: Prepared | None = None
+) -> Outcome:
+    """Run ``job`` on its nodes and return how it ended. ``prepared`` is awaited when the nodes are known (Slurm chooses
+    them), before anything is started; an exception it raises gives the nodes back and comes out here.
 
     ``on_event`` gets dicts {"time", "event", "node", "host", ...} with event connected, started, line, exit, failed,
     warning, stopping, stopped or lost. An exception it raises stops the nodes and is raised here afterwards.
     """
     stop = stop or Stop()
-    preparing = asyncio.ensure_future(launcher.prepare(job))
+
+    async def prepare() -> Job:
+        known = await launcher.prepare(job)
+        if prepared is not None:
+            await prepared(known)
+        return known
+
+    preparing = asyncio.ensure_future(prepare())
     asked: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
     either: set[asyncio.Future[Any]] = {preparing, asked}
     try:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not preparing.done():  # Ctrl-C while a queue is waited for
             return Outcome(False, None, [NodeOutcome(n.rank, n.label) for n in job.nodes], True, [])
-        job = preparing.result()
+        known = preparing.result()
         if asked.done():
             stop.again()
     finally:
@@ -445,10 +456,10 @@ async def supervise(job: Job, launcher: Launcher, on_event: OnEvent, stop: Stop 
             future.cancel()
         if not ready:
             await launcher.close()
-    return await _Supervisor(job, launcher, on_event, stop).run()
+    return await _Supervisor(known, launcher, on_event, stop).run()
 
 
-def run_supervised(job: Job, launcher: Launcher, on_event: OnEvent) -> Outcome:
+def run_supervised(job: Job, launcher: Launcher, on_event: OnEvent, prepared: Prepared | None = None) -> Outcome:
     """:func:`supervise` from ordinary code: Ctrl-C, TERM and HUP stop the nodes, once with grace, twice without."""
     import signal
 
@@ -457,6 +468,6 @@ def run_supervised(job: Job, launcher: Launcher, on_event: OnEvent) -> Outcome:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop.request, signal.Signals(number).name)
-        return await supervise(job, launcher, on_event, stop)
+        return await supervise(job, launcher, on_event, stop, prepared)
 
     return asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from ms_recipe import checks
 from ms_recipe.cluster import checks as cluster_checks
 from ms_recipe.cluster.checks import run_checks
+from ms_recipe.cluster.job import Job
 from ms_recipe.errors import CheckError, Problem
 from ms_recipe.render import Rendered, render_all
 from ms_recipe.runs import execute
@@ -46,6 +48,9 @@ def nodes(request: Request, run: RunFolder, items: list[Rendered], digest: str |
     Raises:
         CheckError: with every failed check of every node.
     """
+    if waits_for_slurm(request):
+        progress.say("the nodes are checked when Slurm has given them")
+        return Found()
     report = ask(request, run, items, digest)
     if len({r.node for r in report.rows}) > 1:
         progress.say(report.table())
@@ -54,14 +59,44 @@ def nodes(request: Request, run: RunFolder, items: list[Rendered], digest: str |
     return Found([], sorted(said), report.shared_storage)
 
 
+def waits_for_slurm(request: Request) -> bool:
+    """Whether the nodes are not known before a job of Slurm runs."""
+    return request.launcher == "slurm" and "SLURM_JOB_ID" not in os.environ
+
+
+async def allocated(request: Request, run: RunFolder, item: Rendered, job: Job, progress: Progress) -> None:
+    """Slurm has given the nodes of ``job``: the checks of :func:`nodes`, as a step of the same Slurm job.
+
+    Raises:
+        CheckError: with every failed check of every node.
+    """
+    launcher = make_launcher(request, run.path, len(job.nodes), inside=run.record.slurm_job)
+    report = await cluster_checks.check_nodes(job, launcher, _wanted(request, run, [item], item, run.record.tree_digest, job))
+    run.event("checked", **report.as_dict())
+    progress.say(report.table())
+    report.raise_failed()
+    if request.shared and report.shared_storage is False:
+        raise CheckError(_not_shared(request))
+    run.record.unchecked += sorted({f"{r.check} on {r.host}: {r.said}" for r in report.rows if r.status == "unchecked"})
+
+
 def ask(request: Request, run: RunFolder, items: list[Rendered], digest: str | None) -> cluster_checks.Report:
     """The checks of :func:`nodes`, their result only recorded."""
     widest = max(items, key=lambda item: (len(execute.stage_nodes(request, item)), item.invocation.launcher == "torchrun"))
-    places = [target(item.invocation, request.recipe, run.record.id) for item in items]
-    made = {p.place for p in places} | {str(i.invocation.one("--save")) for i in items if "--save" in i.invocation.args}
     job = execute.make_job(request, run, widest, target(widest.invocation, request.recipe, run.record.id),
                            execute.stage_nodes(request, widest))  # fmt: skip
-    asked = cluster_checks.Request(
+    report = run_checks(job, make_launcher(request, run.path), _wanted(request, run, items, widest, digest, job))
+    run.event("checked", **report.as_dict())
+    return report
+
+
+def _wanted(
+    request: Request, run: RunFolder, items: list[Rendered], widest: Rendered, digest: str | None, job: Job
+) -> cluster_checks.Request:
+    """What the stages need of the nodes of ``job``."""
+    places = [target(item.invocation, request.recipe, run.record.id) for item in items]
+    made = {p.place for p in places} | {str(i.invocation.one("--save")) for i in items if "--save" in i.invocation.args}
+    return cluster_checks.Request(
         tree=request.tree,
         tree_program=probe_source(request.tree, request.recipe.pin) if request.upstream == "pinned" else "",
         tree_digest=digest or "" if request.upstream == "pinned" else "",
@@ -72,9 +107,6 @@ def ask(request: Request, run: RunFolder, items: list[Rendered], digest: str | N
         interface=str(request.recipe.get("cluster.interface") or ""),
         npus=request.slots if request.backend == "npu" else None,
     )  # fmt: skip
-    report = run_checks(job, make_launcher(request, run.path), asked)
-    run.event("checked", **report.as_dict())
-    return report
 
 
 def _reads(item: Rendered, made: set[str]) -> list[str]:
@@ -109,6 +141,12 @@ def _shared(item: Rendered) -> list[str]:
     return [str(Path(save).parent)] if save else []
 
 
+def _not_shared(request: Request) -> Problem:
+    return Problem("the nodes do not share the folder of paths.save, and the recipe does not say so",
+                   str(request.recipe.origin("cluster.shared_storage")),
+                   "set cluster.shared_storage: false, so that conversions run on every node; or put it on shared storage")
+
+
 def follow_storage(request: Request, items: list[Rendered], found: Found, progress: Progress) -> list[Rendered]:
     """``--no-shared-storage`` as the token check found it (MindSpeed-LLM 2.1.0
     mindspeed_llm/core/datasets/blended_megatron_dataset_builder.py:26-36): on shared storage one rank builds the index cache,
@@ -120,11 +158,7 @@ def follow_storage(request: Request, items: list[Rendered], found: Found, progre
     if found.shared_storage is None:
         return items
     if request.shared and not found.shared_storage:
-        raise CheckError(
-            Problem("the nodes do not share the folder of paths.save, and the recipe does not say so",
-                    str(request.recipe.origin("cluster.shared_storage")),
-                    "set cluster.shared_storage: false, so that conversions run on every node; or put it on shared storage")
-        )  # fmt: skip
+        raise CheckError(_not_shared(request))
     stages = [i.invocation.stage for i in items if i.invocation.stage in TRAINING]
     wanted = not found.shared_storage
     if request.scripts is not None or not stages:

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,13 @@ class Failed(StageError):
         self.unverified = list(unverified)
 
 
-#: What makes the nodes ready to start again after a failure (restart.again).
-Again = Callable[["Request", RunFolder, Rendered, Failed, Progress], None]
+@dataclass(frozen=True)
+class Hooks:
+    """What the rooms above add: ``again`` makes the nodes ready to start after a failure (restart.again), ``allocated``
+    checks the nodes that Slurm has given (before.allocated)."""
+
+    again: Callable[[Request, RunFolder, Rendered, Failed, Progress], None] | None = None
+    allocated: Callable[[Request, RunFolder, Rendered, Job, Progress], Awaitable[None]] | None = None
 
 
 class Interrupted(Exception):
@@ -227,9 +232,9 @@ def _text(chosen: dict[str, Any]) -> str:
 
 
 def run_stage(
-    request: Request, run: RunFolder, item: Rendered, progress: Progress, again: Again | None = None
+    request: Request, run: RunFolder, item: Rendered, progress: Progress, hooks: Hooks = Hooks()
 ) -> proofs.Proof:
-    """Run one stage to its proof; training that fails is started again as often as the request says, after ``again``.
+    """Run one stage to its proof; training that fails is started again as often as the request says, after ``hooks.again``.
 
     Raises:
         StageError: it failed or left no proof (exit 4); what it wrote is kept under a name that says so.
@@ -249,7 +254,7 @@ def run_stage(
             ) from None
     with _beating(locked), _modes_kept(request, stage):
         try:
-            return _attempts(request, run, item, place, before, progress, again)
+            return _attempts(request, run, item, place, before, progress, hooks)
         finally:
             if locked is not None:
                 lock.release(locked, run.record.id)
@@ -294,15 +299,16 @@ def _attempts(
     place: Target,
     before: dict[str, Any],
     progress: Progress,
-    again: Again | None,
+    hooks: Hooks,
 ) -> proofs.Proof:
     stage = item.invocation.stage
+    again = hooks.again
     limit = request.max_restarts if stage in TRAINING and again else 0
     number, failed = 0, None
     while True:
         number += 1
         try:
-            return _attempt(request, run, item, place, before, number, progress)
+            return _attempt(request, run, item, place, before, number, progress, hooks)
         except Failed as error:
             if number > limit or again is None:
                 raise
@@ -324,6 +330,7 @@ def _attempt(
     before: dict[str, Any],
     number: int,
     progress: Progress,
+    hooks: Hooks,
 ) -> proofs.Proof:
     with contextlib.ExitStack() as stack:
         job = make_job(request, run, item, place, stage_nodes(request, item))
@@ -338,7 +345,7 @@ def _attempt(
                 job = stack.enter_context(disks.locked(place.place))
             if item.invocation.stage.startswith("mcore2hf"):
                 stack.enter_context(disks.modes_kept(str(request.recipe.path("hf"))))
-        return _supervised(request, run, item, place, before, number, progress, job, disks)
+        return _supervised(request, run, item, place, before, number, progress, job, disks, hooks)
 
 
 def _supervised(
@@ -351,6 +358,7 @@ def _supervised(
     progress: Progress,
     job: Job,
     disks: separate.Disks | None,
+    hooks: Hooks,
 ) -> proofs.Proof:
     stage, nodes = item.invocation.stage, job.nodes
     watch = _Watch(run, progress, keep_text=stage in ("generate", "evaluate"))
@@ -370,10 +378,20 @@ def _supervised(
     script.write_text(item.text, encoding="utf-8")
     attempt = run.begin(stage, number, item.name, [n.label for n in nodes])
     progress.begin(stage, len(nodes))
+
+    async def prepared(known: Job) -> None:  # Slurm has chosen the nodes
+        run.record.nodes = [{"rank": n.rank, **n.host.as_dict()} for n in known.nodes if n.host is not None]
+        run.save()
+        progress.nodes = len(known.nodes)
+        if request.check and hooks.allocated is not None and run.record.slurm_job:
+            await hooks.allocated(request, run, item, known, progress)
+
     try:
-        outcome = run_supervised(job, make_launcher(request, run.path, _slurm_nodes(request, item)), watch.event)
-    except BaseException:
-        run.end(attempt, State.FAILED, reason="the launcher failed")
+        launcher = make_launcher(request, run.path, _slurm_nodes(request, item), lambda number: _submitted(run, number))
+        outcome = run_supervised(job, launcher, watch.event, prepared if request.launcher == "slurm" else None)
+    except BaseException as error:
+        reason = str(error.problems[0]) if isinstance(error, MsRecipeError) else "the launcher failed"
+        run.end(attempt, State.FAILED, reason=reason)
         raise
     finally:
         progress.end()
@@ -415,6 +433,13 @@ def _supervised(
     if stage == "generate":
         proof.facts["answers"] = proofs.answers("\n".join(watch.text))
     return proof
+
+
+def _submitted(run: RunFolder, number: str) -> None:
+    """Keep the number of Slurm's job, so that ``stop`` can cancel it whatever becomes of this process."""
+    run.record.slurm_job = number
+    run.save()
+    run.event("submitted", slurm_job=number)
 
 
 def _warn_stale(place: Target, before: dict[str, Any], resumes: bool, progress: Progress) -> None:

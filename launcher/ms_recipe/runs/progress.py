@@ -46,7 +46,7 @@ class Progress:
         self._first: Record | None = None
         self._told = 0.0
         self._stage, self._shown = "", ""
-        self._nodes, self._up, self._all_up = 1, set[int](), False
+        self.nodes, self._up, self._all_up = 1, set[int](), False
         self.folder: Path | None = None  # the run's, once it is there
 
     def say(self, text: str) -> None:
@@ -61,7 +61,7 @@ class Progress:
     def begin(self, stage: str, nodes: int) -> None:
         """A stage starts."""
         self._stage, self._parser, self._first, self._told = stage, LineParser(), None, time.monotonic()
-        self._nodes, self._up, self._all_up, self._shown = nodes, set(), False, "..."
+        self.nodes, self._up, self._all_up, self._shown = nodes, set(), False, "..."
         self.say(f"{stage}: started" + (f" on {nodes} nodes" if nodes > 1 else ""))
         if self.mode == "terminal":
             from rich.console import Console
@@ -71,7 +71,7 @@ class Progress:
 
     def _line(self) -> str:
         """What the moving line says."""
-        up = f"nodes {len(self._up)}/{self._nodes} up, " if self._nodes > 1 else ""
+        up = f"nodes {len(self._up)}/{self.nodes} up, " if self.nodes > 1 else ""
         return f"{self._stage}: {up}{self._shown}"
 
     def node(self, event: str, node: int) -> None:
@@ -84,9 +84,9 @@ class Progress:
             return
         if self._status is not None:
             self._status.update(self._line())
-        elif self._nodes > 1 and len(self._up) == self._nodes and not self._all_up:
+        elif self.nodes > 1 and len(self._up) == self.nodes and not self._all_up:
             self._all_up = True
-            self.say(f"{self._stage}: nodes {self._nodes}/{self._nodes} up")
+            self.say(f"{self._stage}: nodes {self.nodes}/{self.nodes} up")
 
     def line(self, text: str) -> None:
         """One line that a node printed."""

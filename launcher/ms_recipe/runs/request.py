@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,9 +121,12 @@ def choose_hosts(
     return found.hosts, found.spares, str(wanted)
 
 
-def make_launcher(request: Request, folder: Path | None = None, nodes: int | None = None) -> Launcher:
+def make_launcher(
+    request: Request, folder: Path | None = None, nodes: int | None = None,
+    submitted: Callable[[str], object] | None = None, inside: str | None = None,
+) -> Launcher:  # fmt: skip
     """The launcher of a request; ``folder`` is where Slurm's batch script is written, ``nodes`` how many it asks for
-    (by default the recipe's)."""
+    (by default the recipe's), ``submitted`` is told its job's number, ``inside`` the number of a job to use."""
     if request.launcher == "ssh":
         from ms_recipe.cluster.launchers.ssh import SshLauncher
 
@@ -135,7 +138,8 @@ def make_launcher(request: Request, folder: Path | None = None, nodes: int | Non
     if request.launcher == "slurm":
         from ms_recipe.cluster.launchers.slurm import SlurmLauncher
 
-        return SlurmLauncher(nodes or int(request.recipe.get("cluster.nnodes", 1)), _options(request), folder)
+        return SlurmLauncher(nodes or int(request.recipe.get("cluster.nnodes", 1)), _options(request), folder,
+                             submitted, inside)  # fmt: skip
     from ms_recipe.cluster.launchers.local import LocalLauncher
 
     return LocalLauncher()

@@ -40,6 +40,9 @@ def again(request: Request, run: RunFolder, item: Rendered, error: execute.Faile
     try:
         for look in range(LOOKS):
             _wait(first if look == 0 else wait * 2**look, stage, error.unverified if look == 0 else [], progress)
+            if before.waits_for_slurm(request):
+                progress.say(f"{stage}: the nodes are checked when Slurm has given them")
+                return
             if not request.check:
                 _swap_unseen(request, run, progress)
                 return

@@ -219,7 +219,7 @@ def _one(request: Request, run: RunFolder, item: Rendered, progress: Progress, r
         return
     if not apart:
         _ready(item)
-    proof = execute.run_stage(request, run, item, progress, restart.again)
+    proof = execute.run_stage(request, run, item, progress, execute.Hooks(restart.again, before.allocated))
     result.stages[stage] = "done"
     result.answers += proof.facts.pop("answers", [])
     result.facts[stage] = proof.facts

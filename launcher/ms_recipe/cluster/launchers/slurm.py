@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,16 +35,21 @@ async def _say(*argv: str) -> tuple[int, str]:
 
 class SlurmLauncher(CallbackLauncher):
     """``nnodes`` nodes that Slurm chooses (a job's hosts, where it has some, are asked for by name). ``options`` go to
-    sbatch; ``folder`` keeps the batch script and what it printed."""
+    sbatch; ``folder`` keeps the batch script and what it printed; ``submitted`` is told the job's number. ``inside``:
+    the number of an allocation to run in (by default the one this process is in, if any)."""
 
     name = "slurm"
 
-    def __init__(self, nnodes: int = 1, options: Sequence[str] = (), folder: Path | None = None) -> None:
+    def __init__(
+        self, nnodes: int = 1, options: Sequence[str] = (), folder: Path | None = None,
+        submitted: Callable[[str], object] | None = None, inside: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.nnodes = nnodes
         self.options = list(options)
         self.folder = folder
-        self.inside = os.environ.get("SLURM_JOB_ID")
+        self.submitted = submitted
+        self.inside = inside or os.environ.get("SLURM_JOB_ID")
         self.job_id = self.inside or ""
         self.names: dict[str, int] = {}
 
@@ -55,7 +60,10 @@ class SlurmLauncher(CallbackLauncher):
             StageError: Slurm refuses the job, or it ends before it starts.
         """
         if self.inside:
-            listed = os.environ.get("SLURM_JOB_NODELIST", "")
+            listed = os.environ.get("SLURM_JOB_NODELIST", "") if self.inside == os.environ.get("SLURM_JOB_ID") else ""
+            if not listed and all(n.host is not None for n in job.nodes):
+                self.names = {n.host.name: n.rank for n in job.nodes if n.host is not None}
+                return job
         else:
             await self._submit(job)
             listed = await self._wait()
@@ -105,6 +113,8 @@ class SlurmLauncher(CallbackLauncher):
             if self.first.done.is_set():
                 return False
             await asyncio.sleep(0.05)
+        if not self.job_id and self.submitted is not None:
+            self.submitted(found.group(1))
         self.job_id = found.group(1)
         return True
 
@@ -146,3 +156,22 @@ class SlurmLauncher(CallbackLauncher):
             if self.job_id and not self.first.done.is_set():
                 await _say("scancel", self.job_id)
         await super().close()
+
+
+def cancel(job_id: str, seconds: float) -> str:
+    """Cancel a job, and wait until it is no longer in the queue: empty, or what keeps it there."""
+
+    async def work() -> str:
+        end = asyncio.get_running_loop().time() + seconds
+        await _say("scancel", job_id)
+        while True:
+            code, out = await _say("squeue", "-h", "-j", job_id, "-o", "%T")
+            if code and "Invalid job id" in out:
+                return ""
+            if code == 0 and not out:
+                return ""
+            if asyncio.get_running_loop().time() > end:
+                return out
+            await asyncio.sleep(0.2)
+
+    return asyncio.run(work())

@@ -9,6 +9,7 @@ import pytest
 from conftest import ms_recipe
 
 from ms_recipe import resources
+from tiny_work import Tiny, check_export
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("megatron.core")
@@ -38,3 +39,15 @@ def test_a_checkpoint_becomes_a_folder_that_loads(tmp_path: Path) -> None:
     assert all(before[name].equal(after[name]) for name in before)
     again = ms_recipe("export", "mcore", *args, "-o", "out", cwd=tmp_path)
     assert again.code == 2 and "name another folder" in again.err
+
+
+def test_the_exported_folder_writes_what_generate_writes(tmp_path: Path) -> None:
+    check_export(Tiny(tmp_path, ("--backend", "cpu", "--upstream", "stub")))
+
+
+def test_a_run_that_trained_nothing_has_nothing_to_export(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, ("--backend", "cpu", "--upstream", "stub"))
+    run = tiny.run("hf2mcore")["run"]
+    done = ms_recipe("export", run, cwd=tmp_path)
+    assert done.code == 2 and "trained nothing (hf2mcore)" in done.err
+    assert not list(tmp_path.glob("*-hf"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import bz2
 import json
 import struct
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,20 +46,78 @@ def model(folder: Path) -> Path:
     return folder
 
 
-def test_weights_arrive_whole_though_the_transfer_is_cut(tmp_path: Path) -> None:
-    source = model(tmp_path / "hub")
-    with serve(source) as hub:
-        args = ("fetch", "weights", "qwen3-0.6b", "--set", "paths.hf=./hf", "--repo", "Qwen/Qwen3-Mini", "--json")
-        env = clean_env(HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "cache"), NO_PROXY="127.0.0.1")
+def hub_env(source: str, url: str, work: Path) -> dict[str, str]:
+    """Each client is told of the hub in its own way; both keep what they keep below ``work``."""
+    mine = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_XET": "1"} if source == "hf" else {"MODELSCOPE_ENDPOINT": url}
+    return clean_env(**mine, HF_HOME=str(work / "cache"), MODELSCOPE_CACHE=str(work / "ms"), HOME=str(work / "home"),
+                     NO_PROXY="127.0.0.1", no_proxy="127.0.0.1")  # fmt: skip
+
+
+FETCH = ("fetch", "weights", "qwen3-0.6b", "--set", "paths.hf=./hf", "--repo", "Qwen/Qwen3-Mini", "--json")
+
+
+@pytest.mark.parametrize("source", ["hf", "modelscope"])
+def test_weights_arrive_whole_though_the_transfer_is_cut(tmp_path: Path, source: str) -> None:
+    """The real client, on loopback: the file is cut in the middle, gone on with behind what came, and checked."""
+    made = model(tmp_path / "hub")
+    args = (*FETCH, "--from", source)
+    with serve(made) as hub:
+        env = hub_env(source, hub.url, tmp_path)
         done = ms_recipe(*args, cwd=tmp_path, env=env)
         assert done.code == 0, done.err
         assert hub.cuts == {"model.safetensors": 1}
-        assert any(r.startswith("model.safetensors bytes=") for r in hub.ranges)
+        size = (made / "model.safetensors").stat().st_size
+        (asked,) = [r for r in hub.ranges if r.startswith("model.safetensors bytes=")]
+        begun = int(asked.split("=")[1].split("-")[0])  # the clients keep whole blocks of what came
+        assert 0.75 * size / 2 < begun <= size / 2 and hub.sent["model.safetensors"] == size // 2 + size - begun
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
-            assert (tmp_path / "hf" / name).read_bytes() == (source / name).read_bytes()
+            assert (tmp_path / "hf" / name).read_bytes() == (made / name).read_bytes()
         assert not (tmp_path / "hf" / "pytorch_model.bin").exists()
     again = ms_recipe(*args, cwd=tmp_path, env=env)  # the hub is gone: nothing is asked
     assert again.code == 0 and "whole already" in again.err
+
+
+@pytest.mark.parametrize("source", ["hf", "modelscope"])
+def test_a_killed_fetch_is_gone_on_with(tmp_path: Path, source: str) -> None:
+    made = model(tmp_path / "hub")
+    args = (*FETCH, "--from", source)
+    size = (made / "model.safetensors").stat().st_size
+    with serve(made, hold=True) as hub:
+        env = hub_env(source, hub.url, tmp_path)
+        first = subprocess.Popen([sys.executable, "-m", "ms_recipe", *args], cwd=tmp_path, env=env,
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        assert hub.held.wait(60)
+        come = wait_for(lambda: max((p.stat().st_size for p in (tmp_path / "hf").rglob("*") if p.is_file()), default=0) > 1e6)
+        first.kill()
+        first.wait()
+        assert come and not (tmp_path / "hf" / "model.safetensors").exists()
+        hub.go_on.set()
+        done = ms_recipe(*args, cwd=tmp_path, env=env)
+        assert done.code == 0, done.err
+    assert any(r.startswith("model.safetensors bytes=") for r in hub.ranges), hub.ranges
+    assert hub.sent["model.safetensors"] < 1.5 * size  # not all of it came twice
+    assert (tmp_path / "hf" / "model.safetensors").read_bytes() == (made / "model.safetensors").read_bytes()
+
+
+def test_a_torn_file_on_the_hub_is_no_model(tmp_path: Path) -> None:
+    """What the hub has is what its own list says, and still no whole model: the folder's index decides."""
+    made = model(tmp_path / "hub")
+    whole = (made / "model.safetensors").read_bytes()
+    (made / "model.safetensors").write_bytes(whole[:-1000])
+    for source in ("hf", "modelscope"):
+        with serve(made, cut=False) as hub:
+            done = ms_recipe(*FETCH, "--from", source, "--set", f"paths.hf=./{source}", cwd=tmp_path,
+                             env=hub_env(source, hub.url, tmp_path))  # fmt: skip
+        assert done.code == 3 and "model.safetensors" in done.err and "Traceback" not in done.err, done.err
+
+
+def wait_for(true, seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def test_without_a_hub_the_error_says_what_to_copy_where(tmp_path: Path) -> None:
@@ -69,13 +129,20 @@ def test_without_a_hub_the_error_says_what_to_copy_where(tmp_path: Path) -> None
     assert "Traceback" not in done.err
 
 
-def test_an_unknown_model_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+def test_without_modelscope_the_error_says_what_to_copy_where(tmp_path: Path) -> None:
+    env = {**hub_env("modelscope", "http://127.0.0.1:9", tmp_path), "MODELSCOPE_API_MAX_RETRIES": "1"}
+    done = ms_recipe("fetch", "weights", "qwen3-0.6b", "--from", "modelscope", cwd=tmp_path, env=env)
+    assert done.code == 2 and "Traceback" not in done.err
+    assert "Qwen/Qwen3-0.6B-Base could not be fetched from http://127.0.0.1:9" in done.err
+    assert f"to {tmp_path}/model_from_hf/Qwen3-0.6B-Base" in done.err
+
+
+@pytest.mark.parametrize("source", ["hf", "modelscope"])
+def test_an_unknown_model_is_not_asked_for_again(tmp_path: Path, source: str) -> None:
     with serve(model(tmp_path / "hub")) as hub:
-        env = clean_env(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "cache"), NO_PROXY="127.0.0.1")
-        done = ms_recipe("fetch", "weights", "qwen3-0.6b", "--repo", "Qwen/None", cwd=tmp_path, env=env)
+        done = ms_recipe("fetch", "weights", "qwen3-0.6b", "--repo", "Qwen/None", "--from", source, cwd=tmp_path,
+                         env=hub_env(source, hub.url, tmp_path))  # fmt: skip
     assert done.code == 2 and "Qwen/None could not be fetched" in done.err and "try 2" not in done.err
-    assert not said
 
 
 def test_a_model_that_is_not_whole_afterwards_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

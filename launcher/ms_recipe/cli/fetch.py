@@ -22,7 +22,7 @@ def _say(text: str) -> None:
 @app.command()
 def weights(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Whose paths.hf is filled.")],
-    source: Annotated[str, typer.Option("--from", help="hf (HF_ENDPOINT) or modelscope (MODELSCOPE_DOMAIN).")] = "hf",
+    source: Annotated[str, typer.Option("--from", help="hf (HF_ENDPOINT) or modelscope (MODELSCOPE_ENDPOINT).")] = "hf",
     repo: Annotated[str | None, typer.Option(help="The model's name there [default: Qwen/<folder of paths.hf>].")] = None,
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit.")] = None,
     file: Overlays = None,
@@ -62,4 +62,4 @@ def corpus(
     if as_json:
         print(json.dumps({"folder": str(made.folder), "files": [str(f) for f in made.files], "articles": made.articles}))
     else:
-        print(f"{made.folder}: {made.articles} articles in {len(made.files)} files; use: --set paths.raw_data=<a file>")
+        print(f"{made.folder}: {made.articles} articles in {len(made.files)} files; use: --set paths.raw_data={made.folder}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -28,13 +29,19 @@ class RawData:
 
 
 def inspect(path: Path | str, key: str = "text", limit: int = 1000) -> RawData:
-    """Look at a file, or at the first file of a folder that has a known format. Never raises for bad data."""
+    """Look at a file, or at the first file of a folder of those that upstream reads. Never raises for bad data.
+
+    Upstream takes what ``*`` matches, of the known format that most files have
+    (MindSpeed-LLM mindspeed_llm/tasks/preprocess/data_handler.py:986-1060).
+    """
     path = Path(path)
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.is_file())
-        known = [p for p in files if p.suffix[1:] in FORMATS]
-        if not known:
+        files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        counts = Counter(p.suffix[1:] for p in files)
+        most = next((kind for kind, _ in counts.most_common() if kind in FORMATS), None)
+        if most is None:
             return RawData(path, problems=[f"the folder holds no {', '.join(FORMATS)} file"])
+        known = [p for p in files if p.suffix[1:] == most]
         found = inspect(known[0], key, limit)
         found.whole = found.whole and len(known) == 1
         return found

@@ -17,7 +17,7 @@ from ms_recipe.runs import execute
 from ms_recipe.runs.folder import RunFolder
 from ms_recipe.runs.progress import Progress
 from ms_recipe.runs.request import Request, make_launcher
-from ms_recipe.runs.targets import TRAINING, target
+from ms_recipe.runs.targets import TRAINING, data_prefixes, target
 from ms_recipe.upstream import probe_source
 
 
@@ -113,12 +113,12 @@ def _reads(item: Rendered, made: set[str]) -> list[str]:
     """Paths that every node reads and no stage of this run makes."""
     args = item.invocation.args
     out: list[str] = []
-    for flag in ("--data-path", "--tokenizer-name-or-path", "--load", "--load-dir", "--input"):
+    for flag in ("--data-path", "--tokenizer-name-or-path", "--load", "--load-dir", "--lora-load", "--input", "--task-data-path"):
         value = args.get(flag)
         for path in value if isinstance(value, list) else [value] if isinstance(value, str) else []:
             derived = any(path.startswith(m) for m in made)
             if path.startswith("/") and not derived and path not in out:
-                out.append(path)
+                out += data_prefixes(item.invocation.stage, path) if flag == "--data-path" else [path]
     # A save folder that is not there yet is no missing input: training starts from --load then.
     return out
 

@@ -67,6 +67,16 @@ def _label(folder: str) -> str:
     return text if iteration is None else f"iter_{iteration:07d}"
 
 
+def data_prefixes(stage: str, path: str) -> list[str]:
+    """The prefixes of the .bin and .idx pairs that a ``--data-path`` stands for: instruction data is three pairs.
+
+    MindSpeed-LLM mindspeed_llm/tasks/preprocess/mtf_dataset.py (``{prefix}_packed_{key}_document``).
+    """
+    if not stage.startswith("tune"):
+        return [path]
+    return [f"{path}_packed_{key}_document" for key in ("input_ids", "attention_mask", "labels")]
+
+
 def inputs(invocation: Invocation) -> dict[str, Any]:
     """Sizes, times and headers of what the stage reads, and its arguments without the places it writes to."""
     stage = invocation.stage
@@ -80,10 +90,11 @@ def inputs(invocation: Invocation) -> dict[str, Any]:
         out["tokenizer"] = fingerprint.hf_print(str(invocation.one("--tokenizer-name-or-path")))
     elif stage in TRAINING:
         paths = invocation.args.get("--data-path", [])
-        for prefix in paths if isinstance(paths, list) else [str(paths)]:
-            found = fingerprint.data_print(prefix)
-            if found:
-                out[f"data {prefix}"] = found
+        for path in paths if isinstance(paths, list) else [str(paths)]:
+            for prefix in data_prefixes(stage, path):
+                found = fingerprint.data_print(prefix)
+                if found:
+                    out[f"data {prefix}"] = found
         load = invocation.one("--load")
         if load:
             out["converted checkpoint"] = fingerprint.checkpoint_print(load, _label(load))

@@ -16,6 +16,9 @@ from typing import IO, Any
 
 from ms_recipe.errors import Problem, RecipeError
 
+#: How far it got. Hidden: preprocess_data.py reads what ``*`` matches in a folder of raw data, a .json file too
+#: (MindSpeed-LLM mindspeed_llm/tasks/preprocess/data_handler.py:1057-1060).
+STATE = ".corpus.json"
 _CHUNK = 1 << 20
 _TRIES = 20
 
@@ -153,7 +156,7 @@ def extract(
     _need("mwparserfromhell")
     pyarrow, parquet = _need("pyarrow"), _need("pyarrow.parquet")
     folder.mkdir(parents=True, exist_ok=True)
-    state_file = folder / "corpus.json"
+    state_file = folder / STATE
     facts = {"dump": dump.name, "bytes": dump.stat().st_size, "per_file": per_file, "min_chars": min_chars}
     state: dict[str, Any] = {**facts, "files": [], "seen": 0, "done": False}
     if state_file.exists():
@@ -172,7 +175,7 @@ def extract(
             say(f"{name}: {len(rows)} articles")
             rows.clear()
         state.update(seen=seen, done=done)
-        hidden = folder / ".corpus.json.tmp"
+        hidden = folder / f"{STATE}.tmp"
         hidden.write_text(json.dumps(state))
         os.replace(hidden, state_file)  # noqa: PTH105
 

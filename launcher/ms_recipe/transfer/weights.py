@@ -18,6 +18,8 @@ SOURCES = ("hf", "modelscope")
 #: What conversion and tokenizing read; other frameworks' weights stay where they are.
 PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "LICENSE*", "README*", "*.jinja")
 _TRIES = 5
+#: Tries in a row that bring not one byte: the clients have tried again themselves by then.
+_BARREN = 2
 
 
 @dataclass
@@ -79,7 +81,7 @@ def endpoint(source: str) -> str:
     """Where a source is, as its client takes it from the environment."""
     if source == "hf":
         return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    return os.environ.get("MODELSCOPE_DOMAIN") or "www.modelscope.cn"
+    return os.environ.get("MODELSCOPE_ENDPOINT") or os.environ.get("MODELSCOPE_DOMAIN") or "https://www.modelscope.cn"
 
 
 def fetch(
@@ -91,8 +93,8 @@ def fetch(
 ) -> Fetched:
     """Bring a model's files into ``folder`` and check them against the index; what is there already stays.
 
-    A transfer that is cut is taken up where it stopped: by the client, by trying again up to 5 times, and by the
-    next call.
+    A transfer that is cut is taken up where it stopped: by the client, by trying again up to 5 times as long as
+    something comes, and by the next call.
 
     Raises:
         RecipeError: an unknown source, a missing client, or a hub that cannot be reached (with what to copy where).
@@ -106,8 +108,10 @@ def fetch(
     get = {"hf": _from_hf, "modelscope": _from_modelscope}[source]
     folder.mkdir(parents=True, exist_ok=True)
     last: Exception | None = None
+    barren = 0
     with _online():
         for attempt in range(1, _TRIES + 1):
+            before = _bytes(folder)
             try:
                 get(repo, folder, revision)
                 last = None
@@ -116,7 +120,8 @@ def fetch(
                 raise
             except Exception as error:  # the clients' errors have no common type
                 last = error
-                if _final(error):
+                barren = barren + 1 if _bytes(folder) <= before else 0
+                if _final(error) or barren >= _BARREN:
                     break
                 say(f"try {attempt} of {_TRIES}: {type(error).__name__}: {_first_line(error)}; going on where it stopped")
     if last is not None:
@@ -139,6 +144,10 @@ def _final(error: Exception) -> bool:
     """Whether trying again cannot help: the hub answered that there is no such thing, or that we may not have it."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status in {401, 403, 404} or type(error).__name__ == "RepositoryNotFoundError"
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _summary(repo: str, folder: Path, source: str) -> Fetched:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +22,16 @@ FORMATS = ("parquet", "arrow", "csv", "json", "jsonl", "txt")
 
 
 def read(path: Path) -> Iterator[dict]:
-    """The records of one file, or of all files of a folder in order of name."""
+    """The records of one file, or of a folder's files of the format that most of them have, in order of name."""
     if path.is_dir():
-        for file in sorted(p for p in path.iterdir() if p.is_file()):
-            yield from read(file)
+        files = sorted(p for p in path.glob("*") if p.is_file() and not p.name.startswith("."))
+        kinds = Counter(p.name.rsplit(".", 1)[-1] for p in files)
+        kind = next((k for k, _ in kinds.most_common() if k in FORMATS), None)
+        if kind is None:
+            raise NotImplementedError(f"unknown local data! ({path})")
+        for file in files:
+            if file.name.endswith(f".{kind}"):
+                yield from read(file)
         return
     kind = path.name.rsplit(".", 1)[-1]
     if kind not in FORMATS:

@@ -88,8 +88,17 @@ def test_activations_of_virtual_stages_are_counted_by_chunk(tree: Path) -> None:
     for one in found["kinds"]:
         one["activations"] = [{"kept": 500, "peak": 500, "output": 1}, {"kept": 700, "peak": 750, "output": 1}]
     first = read(ask(), found).kinds[0].activations
-    # 2 * (2 - 0 - 1) + (2 - 1) * 2 + 1 chunks of at most 700
-    assert first == {"per_micro_batch": 1200, "peak": 1250, "in_flight": 5, "chunks": 2, "total": 3550}
+    # 2 * (2 - 0 - 1) + (2 - 1) * 2 + 1 forwards before the first backward: chunks 0 0 1 1 0.
+    assert first == {"per_micro_batch": 1200, "peak": 1250, "in_flight": 5, "chunks": 2, "total": 3 * 500 + 2 * 700 + 50}
+
+
+def test_the_logits_of_a_virtual_stage_are_held_once(tree: Path) -> None:
+    """On the last stage the chunk with the logits is worked off right after its forward."""
+    found = raw()
+    for one in found["kinds"]:
+        one["activations"] = [{"kept": 500, "peak": 500, "output": 1}, {"kept": 9000, "peak": 9100, "output": 1}]
+    last = next(k for k in read(ask(), found).kinds if k.pp == 1).activations
+    assert last["in_flight"] == 3 and last["total"] == 2 * 500 + 9100
 
 
 def test_activations_that_cannot_be_counted_are_a_note_and_the_rest_stands(tree: Path) -> None:

@@ -216,8 +216,28 @@ def _activations(raw: dict[str, Any], layout: dict[str, int], args: dict[str, An
         total = kept * flight + extra
     else:
         flight = min(2 * (stages - raw["pp"] - 1) + (chunk_count - 1) * stages + 1, batches * chunk_count)
-        total = max(chunk["kept"] for chunk in chunks) * flight + extra
+        total = _interleaved_peak(chunks, stages, batches, flight - 1)
     return {"per_micro_batch": kept, "peak": kept + extra, "in_flight": flight, "chunks": chunk_count, "total": total}
+
+
+def _interleaved_peak(chunks: list[dict[str, int]], stages: int, batches: int, warm: int) -> int:
+    """The most bytes held at once, going through one step of the interleaved schedule on one stage.
+
+    The chunks take turns of ``stages`` micro batches, backwards in reverse order (schedules.py, get_model_chunk_id), so
+    a chunk that keeps more than the others, the one with the logits, is held only as often as it is in flight.
+    """
+    turn = stages * len(chunks)
+    held = peak = 0
+    for step in range(batches * len(chunks) + warm):
+        if step < batches * len(chunks):
+            chunk = chunks[step % turn // stages]
+            peak = max(peak, held + chunk["peak"])
+            held += chunk["kept"]
+        if step >= warm:
+            chunk = chunks[-1 - (step - warm) % turn // stages]
+            peak = max(peak, held + chunk["peak"] - chunk["kept"])
+            held -= chunk["kept"]
+    return peak
 
 
 def _dropped(asked: Request, report: Report, args: dict[str, Any]) -> list[Problem]:

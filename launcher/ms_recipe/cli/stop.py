@@ -53,8 +53,8 @@ def _sweep(run: RunFolder, grace: float) -> dict[int, list[int] | None]:
         nodes.append(Node(int(n["rank"]), host, host.label if host else "localhost"))
     remote = any(n.host is not None for n in nodes)
     # whatever started the agents, their nodes are asked over ssh (Slurm's are not: see _cancel)
-    job = Job(record.id, record.stage, "", nodes, prefix=list(record.prefix), grace_s=grace)
-    return asyncio.run(sweep_all(job, SshLauncher() if remote else LocalLauncher()))
+    job = Job(record.id, record.stage, "", nodes, prefix=list(record.prefix), grace_s=grace, python=record.python or "python3")
+    return asyncio.run(sweep_all(job, SshLauncher(options=record.ssh_options) if remote else LocalLauncher()))
 
 
 def _cancel(run: RunFolder, seconds: float, as_json: bool) -> None:

@@ -35,7 +35,7 @@ def nodes_of(run: RunFolder | None) -> tuple[list[Any], Any] | str:
     for n in record.nodes:
         host = Host(n["host"], n.get("user"), n.get("port"), n.get("slots") or 1, 0) if n.get("host") else None
         nodes.append(Node(int(n["rank"]), host, host.label if host else "localhost"))
-    return nodes, SshLauncher() if record.launcher == "ssh" else LocalLauncher()
+    return nodes, SshLauncher(options=record.ssh_options) if record.launcher == "ssh" else LocalLauncher()
 
 
 def npus_of(run: RunFolder | None) -> dict[str, Report] | str:

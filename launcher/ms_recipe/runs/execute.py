@@ -23,6 +23,7 @@ from ms_recipe.cluster.supervise import Outcome, run_supervised
 from ms_recipe.errors import CheckError, MsRecipeError, Problem, StageError
 from ms_recipe.logs import rules
 from ms_recipe.logs.diagnose import diagnose
+from ms_recipe.recipe import Recipe
 from ms_recipe.render import Rendered
 from ms_recipe.runs import checkpoints, lock, outputs, prompts, proofs, separate
 from ms_recipe.runs.folder import RunFolder, State, this_process
@@ -157,6 +158,18 @@ def _size(item: Rendered, flag: str) -> int:
     return int(item.invocation.one(flag) or 1)
 
 
+def setup_of(recipe: Recipe) -> str:
+    """The shell lines of ``cluster.setup``."""
+    given = recipe.get("cluster.setup") or []
+    return given if isinstance(given, str) else "\n".join(map(str, given))
+
+
+def prefix_of(recipe: Recipe) -> list[str]:
+    """The words of ``cluster.prefix``."""
+    prefix = recipe.get("cluster.prefix") or []
+    return prefix.split() if isinstance(prefix, str) else [str(w) for w in prefix]
+
+
 def make_job(request: Request, run: RunFolder, item: Rendered, place: Target, nodes: list[Node]) -> Job:
     """Everything the agents are told."""
     recipe = request.recipe
@@ -177,17 +190,14 @@ def make_job(request: Request, run: RunFolder, item: Rendered, place: Target, no
                                    str(recipe.origin(f"env.{name}")), f"export {name}"))  # fmt: skip
     if missing:
         raise CheckError(*missing)
-    given = recipe.get("cluster.setup") or []
-    setup = given if isinstance(given, str) else "\n".join(map(str, given))
+    setup = setup_of(recipe)
     if request.backend == "cpu" and request.launcher == "local":
         bin_folder = str(Path(sys.executable).parent).replace("'", "'\\''")
         setup = f"PATH='{bin_folder}':\"$PATH\"\nexport PATH\n{setup}"
-    prefix = recipe.get("cluster.prefix") or []
-    words = prefix.split() if isinstance(prefix, str) else [str(w) for w in prefix]
     job = Job(
         run_id=run.record.id, stage=item.invocation.stage, script=item.text, nodes=nodes, env=env, secrets=secrets,
         stdin_lines=prompts.lines(request.prompts) if request.prompts and item.invocation.stage == "generate" else None,
-        prefix=words, setup=setup, script_name=item.name, unsupervised=request.unsupervised,
+        prefix=prefix_of(recipe), setup=setup, script_name=item.name, unsupervised=request.unsupervised,
         fatal=_RANDOM_WEIGHTS if "--load" in item.invocation.args else (),
     )  # fmt: skip
     if recipe.get("run.grace_seconds") is not None:

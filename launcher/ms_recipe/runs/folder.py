@@ -71,6 +71,7 @@ class Record:
 
     ``nodes`` holds rank, host, user, port, slots of each node; host None is the launching machine. ``supervisor`` is
     the process that watches the run: host, pid, and its start time in clock ticks, so that a reused pid is not it.
+    ``prefix``, ``setup``, ``python`` and ``ssh_options`` are what it takes to ask its nodes again (stop, npu-smi).
     ``slurm_job`` is the number of the job that was submitted for it.
     """
 
@@ -98,6 +99,8 @@ class Record:
     supervisor: dict[str, Any] = field(default_factory=dict)
     prefix: list[str] = field(default_factory=list)
     setup: str = ""
+    python: str = ""
+    ssh_options: list[str] = field(default_factory=list)
     slurm_job: str = ""
     spares_used: list[str] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)

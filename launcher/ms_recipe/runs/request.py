@@ -130,15 +130,15 @@ def make_launcher(
     if request.launcher == "ssh":
         from ms_recipe.cluster.launchers.ssh import SshLauncher
 
-        return SshLauncher(options=_options(request))
+        return SshLauncher(options=launcher_options(request))
     if request.launcher == "mpirun":
         from ms_recipe.cluster.launchers.mpirun import MpirunLauncher
 
-        return MpirunLauncher(_options(request))
+        return MpirunLauncher(launcher_options(request))
     if request.launcher == "slurm":
         from ms_recipe.cluster.launchers.slurm import SlurmLauncher
 
-        return SlurmLauncher(nodes or int(request.recipe.get("cluster.nnodes", 1)), _options(request), folder,
+        return SlurmLauncher(nodes or int(request.recipe.get("cluster.nnodes", 1)), launcher_options(request), folder,
                              submitted, inside)  # fmt: skip
     from ms_recipe.cluster.launchers.local import LocalLauncher
 
@@ -159,6 +159,7 @@ def master_address(request: Request, hosts: tuple[Host, ...] | None) -> str | No
     return None
 
 
-def _options(request: Request) -> list[str]:
-    options: Any = request.recipe.get(f"cluster.{request.launcher}_options") or []
+def launcher_options(request: Request, launcher: str | None = None) -> list[str]:
+    """The words that the recipe adds to a launcher's command, by default the request's."""
+    options: Any = request.recipe.get(f"cluster.{launcher or request.launcher}_options") or []
     return shlex.split(options) if isinstance(options, str) else [str(o) for o in options]

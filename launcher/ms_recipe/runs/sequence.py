@@ -14,7 +14,7 @@ from ms_recipe.render.output import edited, last_render, manifest
 from ms_recipe.runs import before, execute, fingerprint, outputs, proofs, restart, separate
 from ms_recipe.runs.folder import Attempt, Record, RunFolder, State
 from ms_recipe.runs.progress import Progress
-from ms_recipe.runs.request import Request
+from ms_recipe.runs.request import Request, launcher_options
 from ms_recipe.runs.targets import TRAINING, inputs, target
 from ms_recipe.upstream import verify_tree
 
@@ -150,6 +150,8 @@ def start(request: Request, folder: RunFolder | None = None) -> RunFolder:
         launcher=request.launcher, stages=request.stages, cwd=str(Path.cwd()), command=request.command,
         nodes=[{"rank": i, **h.as_dict()} for i, h in enumerate(request.hosts)] if request.hosts
         else [{"rank": 0, "host": None, "slots": request.slots}],
+        prefix=execute.prefix_of(recipe), setup=execute.setup_of(recipe), python=str(recipe.get("cluster.python") or ""),
+        ssh_options=launcher_options(request, "ssh"),
         scripts=str(request.scripts) if request.scripts else "rendered",
         unchecked=[] if request.check else ["the checks before the start were skipped (--no-check)"],
     )  # fmt: skip

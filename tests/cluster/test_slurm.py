@@ -15,7 +15,8 @@ import pytest
 
 from cluster.conftest import absent
 from cluster.live import Live, job_for
-from cluster.netns import of_run, wait_for
+from cluster.netns import of_run, processes, wait_for
+from cluster.test_main_job import golden_job
 from cluster.test_run_nodes import Bench
 from ms_recipe.cluster.launchers.slurm import SlurmLauncher
 
@@ -185,6 +186,7 @@ def test_a_node_of_the_allocation_that_fails_a_check(slurm: Path, tmp_path: Path
     bench, words = slurm_bench(tmp_path)
     done = bench.run("pretrain", *words, "--set", "cluster.interface=nope0")
     assert done.code == 3 and "error: n1: interface: there is no interface nope0" in done.err and "error: n2: " in done.err, done.err
+    assert "Traceback" not in done.err, done.err
     wait_for("an empty queue", lambda: not queue())
     assert "pretrain_gpt.py" not in (bench.tree / "logs" / "calls").read_text()
 
@@ -218,6 +220,9 @@ def test_stop_cancels_the_job_after_the_launcher_died(slurm: Path, tmp_path: Pat
             if one is not None:
                 one.terminate()
                 one.wait()
+        for left in processes():  # it outlives the launcher that was killed, and Slurm's end
+            if left.comm == "sbatch" and any(str(tmp_path) in word for word in left.argv):
+                left.kill()
     wait_for("an empty queue", lambda: not queue())
 
 
@@ -225,3 +230,9 @@ def test_a_job_that_slurm_refuses(slurm: Path, tmp_path: Path) -> None:
     live = Live(job_for([], "echo never", node_dir=str(tmp_path)), lambda: SlurmLauncher(2, ["--partition=nope"], tmp_path))
     with pytest.raises(Exception, match="sbatch refused the job"):
         live.end(30)
+
+
+@pytest.mark.torch
+def test_the_main_job_gives_the_golden_losses(slurm: Path, tmp_path: Path) -> None:
+    golden_job(tmp_path / "work", "slurm", ["n1", "n2"], None, 29517,
+               **{"cluster.nnodes": 2, "cluster.npus_per_node": 2, "cluster.interface": "lo"})

@@ -278,6 +278,7 @@ class CallbackLauncher:
 
     async def close(self) -> None:
         """End what was started, and stop listening."""
+        self.ready.set()  # agents that wait for it are sent away: nothing is expected
         await asyncio.gather(*(g.close() for g in self.groups))
         if self.server is not None:
             self.server.close()

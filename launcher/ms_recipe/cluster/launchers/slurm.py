@@ -79,7 +79,7 @@ class SlurmLauncher(CallbackLauncher):
         hosts = [Host(name, slots=slots) for name in names]
         given = env.get("MASTER_ADDR") if job.nodes[0].host is None and env.get("MASTER_ADDR") != "localhost" else None
         found = address.group(1) if address and not is_loopback(address.group(1)) else None
-        nodes = make_nodes(hosts, master_addr=given or (found if len(hosts) > 1 else None),
+        nodes = make_nodes(hosts, master_addr=given or (found if len(hosts) > 1 else "localhost"),
                            master_port=env.get("MASTER_PORT"), env=job.env)
         self.names = {name: rank for rank, name in enumerate(names)}
         return replace(job, nodes=nodes)

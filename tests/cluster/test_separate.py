@@ -70,6 +70,13 @@ def test_each_nodes_files_are_proven_on_that_node(net: Hosts) -> None:
     proof = apart.record()["attempts"][-1]["proof"]
     assert proof["ok"] and proof["facts"] == {"iteration": 20, "tp": 1, "pp": 2, "nodes": 2}
     assert apart.locks() == [] and of_run(apart.record()["id"]) == []
+    # generate wants on each node what its ranks load
+    done = apart.run("generate")
+    assert done.code == 0 and "fine, thank you" in done.out, done.err
+    (apart.disks[1] / "save/iter_0000020/mp_rank_00_001").rename(apart.disks[1] / "away")
+    done = apart.run("generate", "--no-check")
+    assert done.code == 3 and f"error: {net.hosts[1].ip}: /srv/good/save/iter_0000020 there has no whole mp_rank_00_001" in done.err, done.err
+    (apart.disks[1] / "away").rename(apart.disks[1] / "save/iter_0000020/mp_rank_00_001")
     # a stage that wants the whole checkpoint says what lies where, and runs on the node that has it
     done = apart.run("mcore2hf")
     assert done.code == 3 and f"{net.hosts[0].ip}: " in done.err and "no whole mp_rank_00_001" in done.err, done.err

@@ -93,7 +93,7 @@ def test_adapters_are_trained_merged_and_exported(tiny: Tiny) -> None:
     answer = tiny.run("generate", "model.bf16=null", "generate.load=./mcore", "generate.lora_load=./lora", "generate.lora_r=16",
                       "generate.lora_alpha=32",
                       "generate.lora_target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]")["answers"][0]  # fmt: skip
-    assert answer
+    assert checks.same_text(answer, greedy(tiny.work / "merged")).wrong == ""
 
 
 @pytest.mark.parametrize("questions", [8])

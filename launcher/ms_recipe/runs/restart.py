@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 
 from ms_recipe.cluster.checks import Report, Row
@@ -37,6 +38,7 @@ def again(request: Request, run: RunFolder, item: Rendered, error: execute.Faile
     wait = float(request.recipe.get("run.restart_wait_seconds", WAIT_S))
     first = max(wait, BEAT_TIMEOUT_S + grace + 2) if error.unverified else wait
     dead: dict[int, Host] = {}
+    before_term = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the record says interrupted
     try:
         for look in range(LOOKS):
             _wait(first if look == 0 else wait * 2**look, stage, error.unverified if look == 0 else [], progress)
@@ -57,6 +59,8 @@ def again(request: Request, run: RunFolder, item: Rendered, error: execute.Faile
                 progress.say(f"{stage}: not yet fit to start again: {row.host}: {row.check}: {row.said}")
     except KeyboardInterrupt:
         raise execute.Interrupted([]) from None
+    finally:
+        signal.signal(signal.SIGTERM, before_term)
     raise StageError(*error.problems, *[
         Problem(f"not started again: {row.check}: {row.said}", row.host, row.fix) for row in failed
     ])  # fmt: skip

@@ -13,7 +13,7 @@ from ms_recipe.cluster.checks import run_checks
 from ms_recipe.cluster.job import Job
 from ms_recipe.errors import CheckError, Problem
 from ms_recipe.render import Rendered, render_all
-from ms_recipe.runs import execute
+from ms_recipe.runs import jobs
 from ms_recipe.runs.folder import RunFolder
 from ms_recipe.runs.progress import Progress
 from ms_recipe.runs.request import Request, make_launcher
@@ -82,9 +82,9 @@ async def allocated(request: Request, run: RunFolder, item: Rendered, job: Job, 
 
 def ask(request: Request, run: RunFolder, items: list[Rendered], digest: str | None) -> cluster_checks.Report:
     """The checks of :func:`nodes`, their result only recorded."""
-    widest = max(items, key=lambda item: (len(execute.stage_nodes(request, item)), item.invocation.launcher == "torchrun"))
-    job = execute.make_job(request, run, widest, target(widest.invocation, request.recipe, run.record.id),
-                           execute.stage_nodes(request, widest))  # fmt: skip
+    widest = max(items, key=lambda item: (len(jobs.stage_nodes(request, item)), item.invocation.launcher == "torchrun"))
+    job = jobs.make_job(request, run, widest, target(widest.invocation, request.recipe, run.record.id),
+                           jobs.stage_nodes(request, widest))  # fmt: skip
     report = run_checks(job, make_launcher(request, run.path), _wanted(request, run, items, widest, digest, job))
     run.event("checked", **report.as_dict())
     return report

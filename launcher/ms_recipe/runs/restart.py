@@ -12,7 +12,7 @@ from ms_recipe.cluster.job import BEAT_TIMEOUT_S, GRACE_S
 from ms_recipe.cluster.sweep import sweep_all
 from ms_recipe.errors import Problem, StageError
 from ms_recipe.render import Rendered
-from ms_recipe.runs import before, execute
+from ms_recipe.runs import before, execute, jobs
 from ms_recipe.runs.folder import RunFolder
 from ms_recipe.runs.progress import Progress
 from ms_recipe.runs.request import Request, make_launcher
@@ -74,11 +74,11 @@ def _wait(seconds: float, stage: str, unverified: list[str], progress: Progress)
 
 def _look(request: Request, run: RunFolder, item: Rendered, unverified: list[str]) -> list[Row]:
     """The failed checks, after what was left on hosts that had not been heard of is ended."""
-    nodes = [n for n in execute.stage_nodes(request, item) if n.label in unverified]
+    nodes = [n for n in jobs.stage_nodes(request, item) if n.label in unverified]
     left: dict[int, list[int] | None] = {}
     if nodes:
         place = target(item.invocation, request.recipe, run.record.id)
-        job = execute.make_job(request, run, item, place, nodes)
+        job = jobs.make_job(request, run, item, place, nodes)
         left = asyncio.run(sweep_all(job, make_launcher(request, run.path)))
     report: Report = before.ask(request, run, [item], run.record.tree_digest)
     failed = list(report.failed)
@@ -86,7 +86,7 @@ def _look(request: Request, run: RunFolder, item: Rendered, unverified: list[str
                for n in nodes if left.get(n.rank)]  # fmt: skip
     if request.shared and report.shared_storage is False and not failed:
         failed = [Row("storage", n.rank, n.label, "failed", "does not share the folder of paths.save with node 0")
-                  for n in execute.stage_nodes(request, item)[1:]]  # fmt: skip
+                  for n in jobs.stage_nodes(request, item)[1:]]  # fmt: skip
     for row in report.rows:
         if row.status == "unchecked":
             text = f"{row.check} on {row.host}: {row.said}"

@@ -11,7 +11,7 @@ from ms_recipe.errors import CheckError, MsRecipeError, Problem, RecipeError, Up
 from ms_recipe.recipe.dump import to_yaml
 from ms_recipe.render import ALL, Rendered, invocation, render_all
 from ms_recipe.render.output import edited, last_render, manifest
-from ms_recipe.runs import before, execute, fingerprint, outputs, proofs, restart, separate
+from ms_recipe.runs import before, execute, fingerprint, jobs, outputs, proofs, restart, separate
 from ms_recipe.runs.folder import Attempt, Record, RunFolder, State
 from ms_recipe.runs.progress import Progress
 from ms_recipe.runs.request import Request, launcher_options
@@ -129,7 +129,7 @@ def plan(request: Request) -> list[dict[str, Any]]:
     """What would run, for ``--dry-run``: stage, script, nodes, environment, where the result goes, or why it is skipped."""
     out = []
     for item in scripts_of(request):
-        nodes = execute.stage_nodes(request, item)
+        nodes = jobs.stage_nodes(request, item)
         place = target(item.invocation, request.recipe, "RUN")
         out.append({
             "stage": item.invocation.stage, "script": item.name, "entry": item.invocation.entry,
@@ -150,7 +150,7 @@ def start(request: Request, folder: RunFolder | None = None) -> RunFolder:
         launcher=request.launcher, stages=request.stages, cwd=str(Path.cwd()), command=request.command,
         nodes=[{"rank": i, **h.as_dict()} for i, h in enumerate(request.hosts)] if request.hosts
         else [{"rank": 0, "host": None, "slots": request.slots}],
-        prefix=execute.prefix_of(recipe), setup=execute.setup_of(recipe), python=str(recipe.get("cluster.python") or ""),
+        prefix=jobs.prefix_of(recipe), setup=jobs.setup_of(recipe), python=str(recipe.get("cluster.python") or ""),
         ssh_options=launcher_options(request, "ssh"),
         scripts=str(request.scripts) if request.scripts else "rendered",
         unchecked=[] if request.check else ["the checks before the start were skipped (--no-check)"],

@@ -79,11 +79,17 @@ def test_stop_after_the_launcher_died_and_with_a_host_away(net: Hosts, tmp_path:
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert json.loads(cli("ls", "--json", env=env).out)[0]["state"] == "lost"
+        told = json.loads(cli("status", "--json", env=env).out)
+        assert {n["state"] for n in told["nodes"]} == {"not known"} and told["nodes_up"] == 0
+        assert "ms-recipe stop" in cli("status", env=env).out
         stopped = cli("stop", "--grace", "1", env=env)
         assert stopped.code == 4
         assert net.hosts[2].ip in stopped.err and "not verified" in stopped.err
         assert net.hosts[0].ip not in stopped.err
         wait_for("the end everywhere", lambda: of_run(run.record.id) == [], 30)
+        told = json.loads(cli("status", "--json", env=env).out)
+        assert [n["state"] for n in told["nodes"]] == ["stopped", "stopped", "lost"]
+        assert [a["state"] for a in told["attempts"]] == ["interrupted"] * len(told["attempts"])
         net.hosts[2].mend()
         assert cli("stop", env=env).code == 0
         assert json.loads(cli("status", "--json", env=env).out)["state"] == "interrupted"

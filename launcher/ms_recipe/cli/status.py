@@ -41,6 +41,10 @@ def node_states(run: RunFolder) -> dict[int, dict[str, Any]]:
             node["state"] = "done" if event.get("code") == 0 else "ended"
         elif name in _STATE_OF and not (name == "stopped" and node["code"] is not None and not event.get("left")):
             node["state"] = _STATE_OF[name]
+    if run.state.value == "lost":  # nobody hears the nodes any more: their last word is no news
+        for node in nodes.values():
+            if node["state"] in ("waiting", "connected", "running", "stopping"):
+                node["state"] = "not known"
     return dict(sorted(nodes.items()))
 
 
@@ -90,7 +94,10 @@ def status(
         return
     print(f"{found.name}: {found.state.value}" + (f", exit {record.exit_code}" if record.exit_code is not None else ""))
     for a in record.attempts:
-        print(f"  {a.stage} #{a.number}: {a.state}" + (f" ({a.reason})" if a.reason else ""))
+        ended = "lost" if a.state == "running" and found.state.value == "lost" else a.state
+        print(f"  {a.stage} #{a.number}: {ended}" + (f" ({a.reason})" if a.reason else ""))
+    if found.state.value == "lost":
+        print(f"  its launcher died; make sure that nothing of it is left: ms-recipe stop {found.name}")
     if not found.state.final:
         print(f"  nodes {up}/{len(nodes)} up")
     for node in nodes.values():

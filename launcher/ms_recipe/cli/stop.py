@@ -57,16 +57,15 @@ def _sweep(run: RunFolder, grace: float) -> dict[int, list[int] | None]:
     return asyncio.run(sweep_all(job, SshLauncher(options=record.ssh_options) if remote else LocalLauncher()))
 
 
-def _cancel(run: RunFolder, seconds: float, as_json: bool) -> None:
+def _cancel(run: RunFolder, running: bool, seconds: float, as_json: bool) -> None:
     """A run of Slurm's: cancel its job, and wait until it has left the queue. Slurm ends what is left on its nodes; they
-    are not asked, and that is said."""
+    are not asked, and that is said. ``running``: its launcher died in the middle of an attempt."""
     from ms_recipe.cluster.launchers.slurm import cancel
-    from ms_recipe.runs.folder import State
 
     job = run.record.slurm_job
     nodes = [n["host"] for n in run.record.nodes if n.get("host")]
     asked = ", ".join(nodes) or "the nodes, which are not known,"
-    if not job and any(a.state == State.RUNNING.value for a in run.record.attempts):  # its supervisor has not ended it
+    if not job and running:
         raise StageError(Problem(f"{asked} cannot be asked: the run was a step of an allocation, not a job of its own",
                                  run.name, "see squeue --steps, and scancel what is left of it"))  # fmt: skip
     left = cancel(job, seconds) if job else ""
@@ -76,6 +75,22 @@ def _cancel(run: RunFolder, seconds: float, as_json: bool) -> None:
     answer = {"run": run.name, "state": run.state.value, "slurm_job": job, "verified": [], "unchecked": nodes}
     print(json.dumps(answer) if as_json else f"{run.name}: {run.state.value}; {said}; {asked} were not asked, Slurm ends "
           "what is left there")  # fmt: skip
+
+
+def _record(run: RunFolder, left: dict[int, list[int] | None]) -> None:
+    """Write what its launcher could not: the attempt's end, what the nodes said now, the run's state."""
+    from ms_recipe.runs.folder import State
+
+    code = int(ExitCode.INTERRUPTED)
+    for attempt in run.record.attempts:
+        if attempt.state == State.RUNNING.value:
+            run.end(attempt, State.INTERRUPTED, exit_code=code, reason="stopped after its launcher had died")
+    hosts = {int(n["rank"]): n.get("host") or "localhost" for n in run.record.nodes}
+    for rank, pids in sorted(left.items()):
+        said: dict[str, Any] = {} if pids is None else {"left": pids}
+        run.event("lost" if pids is None else "stopped", node=rank, host=hosts.get(rank, "localhost"), **said)
+    run.set_state(State.INTERRUPTED, code)
+    run.close()
 
 
 @app.command()
@@ -92,11 +107,11 @@ def stop(
     slurm = found.record.launcher == "slurm"
     left = {} if slurm else _sweep(found, grace)
     found = find(found.name, found.path.parent)
+    running = any(a.state == State.RUNNING.value for a in found.record.attempts)
     if not State(found.record.state).final and found.state is State.LOST:
-        found.set_state(State.INTERRUPTED, int(ExitCode.INTERRUPTED))
-        found.close()
+        _record(found, left)
     if slurm:
-        _cancel(found, grace + 30, as_json)
+        _cancel(found, running, grace + 30, as_json)
         return
     hosts = {int(n["rank"]): n.get("host") or "localhost" for n in found.record.nodes} or {0: "localhost"}
     bad: list[Problem] = []

@@ -55,6 +55,15 @@ class Invocation:
             return value[0]
         return "true" if value is True else str(value)
 
+    def number(self, flag: str, default: int = 1) -> int:
+        """The flag's whole number, or ``default``."""
+        return int(self.one(flag) or default)
+
+    @property
+    def layout(self) -> tuple[int, int]:
+        """(tensor parallel size, pipeline parallel size)."""
+        return self.number("--tensor-model-parallel-size"), self.number("--pipeline-model-parallel-size")
+
 
 def stage_named(name: str) -> Stage:
     """The stage called ``name``.

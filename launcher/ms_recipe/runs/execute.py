@@ -112,7 +112,7 @@ def prepare_training(request: Request, run: RunFolder, item: Rendered, progress:
     save = str(item.invocation.one("--save"))
     if not Path(save).is_dir():
         return []
-    tp, pp = jobs.size(item, "--tensor-model-parallel-size"), jobs.size(item, "--pipeline-model-parallel-size")
+    tp, pp = item.invocation.layout
     chosen = checkpoints.choose([checkpoints.survey(save)], tp, pp)
     foreign = [f"{label}: {problems[0]}" for label, problems in chosen["torn"].items()
                if any("another layout" in p for p in problems)]  # fmt: skip

@@ -40,7 +40,7 @@ def stage_nodes(request: Request, item: Rendered, only: Sequence[int] | None = N
     elif invocation.stage == "generate":
         override = recipe.get("generate.nproc_per_node")
         slots = int(override) if override else slots
-        world = size(item, "--tensor-model-parallel-size") * size(item, "--pipeline-model-parallel-size")
+        world = math.prod(item.invocation.layout)
         hosts = hosts[: max(1, math.ceil(world / (slots or 1)))] if hosts else hosts
     if only is not None and hosts:
         hosts = tuple(hosts[i] for i in only)
@@ -60,15 +60,10 @@ def slurm_nodes(request: Request, item: Rendered) -> int:
     if item.invocation.launcher != "torchrun":
         return 1 if request.shared else total
     if item.invocation.stage == "generate":
-        world = size(item, "--tensor-model-parallel-size") * size(item, "--pipeline-model-parallel-size")
+        world = math.prod(item.invocation.layout)
         slots = int(request.recipe.get("generate.nproc_per_node") or request.slots)
         return max(1, min(total, math.ceil(world / slots)))
     return total
-
-
-def size(item: Rendered, flag: str) -> int:
-    """A whole number of the stage's arguments, 1 where it is not given."""
-    return int(item.invocation.one(flag) or 1)
 
 
 def setup_of(recipe: Recipe) -> str:

@@ -78,12 +78,12 @@ class Disks:
 
     # -- checkpoints
 
-    def _needs(self, invocation: Invocation) -> list[dict[str, list[tuple[int, int]]]] | None:
+    def needs(self, invocation: Invocation) -> list[dict[str, list[tuple[int, int]]]] | None:
         """The parts that each node loads and writes; None where that is not known."""
-        if size(invocation, "--expert-model-parallel-size") > 1:
+        if invocation.number("--expert-model-parallel-size") > 1:
             return None
         slots = int(self.job.nodes[0].env.get("NPUS_PER_NODE") or self.request.slots)
-        return [checkpoints.parts_of(i, slots, len(self.job.nodes), *_layout(invocation),
+        return [checkpoints.parts_of(i, slots, len(self.job.nodes), *invocation.layout,
                                      "--use-tp-pp-dp-mapping" in invocation.args) for i in range(len(self.job.nodes))]  # fmt: skip
 
     def surveys(self, folder: str) -> list[dict[str, Any]]:
@@ -100,8 +100,8 @@ class Disks:
         Raises:
             CheckError: a checkpoint was finished once, but the nodes do not hold what their ranks would load of it.
         """
-        tp, pp = _layout(invocation)
-        parts = self._needs(invocation)
+        tp, pp = invocation.layout
+        parts = self.needs(invocation)
         needs = [] if parts is None else [(label, p["load"]) for label, p in zip(self.labels, parts, strict=True)]
         surveys = self.surveys(save)
         chosen = checkpoints.choose(surveys, tp, pp, needs)
@@ -140,18 +140,18 @@ class Disks:
         """The proof of a training: on each node the parts that its ranks write, together all layers. Where it holds,
         the tracker is made on the nodes that lack it."""
         proof = proofs.Proof(invocation.stage)
-        tp, pp = _layout(invocation)
+        tp, pp = invocation.layout
         surveys = self.surveys(save)
         label = checkpoints.label_of(surveys[0]["tracker"])
         iteration = checkpoints.iteration_of(label)
-        wanted = size(invocation, "--train-iters", 0)
+        wanted = invocation.number("--train-iters", 0)
         proof.facts = {"iteration": iteration, "tp": tp, "pp": pp, "nodes": len(surveys)}
         if label is None or (wanted and (iteration or 0) < wanted):
             proof.problems.append(f"{self.labels[0]}: the last checkpoint in {save} is of iteration "
                                   f"{surveys[0]['tracker'] or 'none'}" + (f", not {wanted}" if wanted else ""))  # fmt: skip
             return proof
         reports = [survey["iterations"].get(label, {}) for survey in surveys]
-        parts = self._needs(invocation)
+        parts = self.needs(invocation)
         optimizer = "--use-distributed-optimizer" in invocation.args and "--no-save-optim" not in invocation.args
         for at, (name, report) in enumerate(zip(self.labels, reports, strict=True)):
             torn = report.get("torn", [])
@@ -206,15 +206,6 @@ class Disks:
         self.each(("write_note", {"file": str(place.note_file()), "data": data}))
 
 
-def size(invocation: Invocation, flag: str, default: int = 1) -> int:
-    """The number that a flag has."""
-    return int(invocation.one(flag) or default)
-
-
-def _layout(invocation: Invocation) -> tuple[int, int]:
-    return size(invocation, "--tensor-model-parallel-size"), size(invocation, "--pipeline-model-parallel-size")
-
-
 def readers(disks: Disks, invocation: Invocation, progress: Progress) -> list[int]:
     """The nodes (by rank) that a stage which reads a checkpoint runs on: the checkpoint is looked at on each.
 
@@ -233,8 +224,8 @@ def readers(disks: Disks, invocation: Invocation, progress: Progress) -> list[in
                                  f"{invocation.stage} from", ", ".join(disks.labels), "run pretrain first, or name another"))  # fmt: skip
     reports = [s["iterations"].get(label, {}) for s in surveys]
     sizes: list[int] = next(([n or 1 for n in r["sizes"]] for r in reports if r.get("ranks")), [1, 1])
-    tp, pp = sizes if whole else _layout(invocation)
-    parts = None if whole else disks._needs(invocation)
+    tp, pp = sizes if whole else invocation.layout
+    parts = None if whole else disks.needs(invocation)
     everything = [(t, p) for t in range(tp) for p in range(pp)]
     good, wrong = [], []
     for at, (name, report) in enumerate(zip(disks.labels, reports, strict=True)):
